@@ -1,0 +1,77 @@
+"""Child processes that live no longer than their parent, also when that is killed with SIGKILL.
+
+Life of a child: spawned from a thread that lives as long as this process (Linux ties "parent death" to the spawning
+thread) -> the child asks the kernel for SIGKILL on its parent's death and checks that the parent is still there ->
+serves -> `stop` sends SIGTERM, and SIGKILL after a grace period.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+_spawner: ThreadPoolExecutor | None = None
+
+# Runs in the child before its program. A parent that died before prctl shows as another parent id.
+_PREAMBLE = (
+    "import ctypes, os, runpy, sys;"
+    "sys.platform == 'linux' and ctypes.CDLL(None).prctl(1, 9);"  # PR_SET_PDEATHSIG, SIGKILL
+    "parent = int(sys.argv[1]);"
+    "os.getppid() == parent or os._exit(1);"
+    "module = sys.argv[2]; sys.argv = sys.argv[2:];"
+    "runpy.run_module(module, run_name='__main__', alter_sys=True)"
+)
+
+
+class ModuleProcess:
+    """`python -m module arguments` as a child that dies with this process.
+
+    Args:
+        module: dotted name of a module with a `__main__`.
+        arguments: its command line.
+        log_path: receives its output (appended).
+        environment: variables set on top of this process's own.
+    """
+
+    def __init__(self, module: str, arguments: list[str], log_path: Path, environment: dict[str, str] | None = None):
+        global _spawner
+        if _spawner is None:
+            _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
+        self.module, self.log_path = module, log_path
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-c", _PREAMBLE, str(os.getpid()), module, *arguments]
+        self._process = _spawner.submit(self._spawn, command, {**os.environ, **(environment or {})}).result()
+
+    def _spawn(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -N where signal N ended it."""
+        return self._process.poll()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of its output, for error messages."""
+        if not self.log_path.exists():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def stop(self, grace: float = 5.0) -> None:
+        """SIGTERM; SIGKILL after `grace` seconds. Returns when it has ended."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(grace)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(10)
