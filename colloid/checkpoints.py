@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from colloid.errors import CheckpointError
+from colloid.errors import CheckpointError, ConfigError
 
 MARKER = "latest_checkpointed_iteration.txt"
 FORMAT = 1
@@ -51,7 +51,7 @@ def write_checkpoint(root: Path, rollout_id: int, meta: dict[str, Any], write: C
         write(writing)
         (writing / "meta.json").write_text(json.dumps({"format": FORMAT, "rollout_id": rollout_id, **meta}, indent=1))
         _sync_tree(writing)
-        if final.exists():
+        if final.exists():  # left by a run that went further; never what the marker names, see `check_save_directory`
             shutil.rmtree(final)
         writing.rename(final)
         _write_marker(root, rollout_id)
@@ -62,6 +62,15 @@ def write_checkpoint(root: Path, rollout_id: int, meta: dict[str, Any], write: C
             f"choose another place with --save; {_last_good(root)}"
         ) from error
     return final
+
+
+def check_save_directory(root: Path, resume_from: Path | None) -> None:
+    """Raises `ConfigError` where `root` holds the checkpoints of another run, which this one would overwrite."""
+    if (root / MARKER).exists() and (resume_from is None or resume_from.parent.resolve() != root.resolve()):
+        raise ConfigError(
+            f"--save {root} already holds checkpoints of another run: continue that run with --load {root}, or choose "
+            "another --save"
+        )
 
 
 def read_meta(checkpoint: Path) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""Ray for one run: started on this host, bound to loopback, or joined where a cluster runs.
+
+On one host Ray is an implementation detail: no dashboard, no address but 127.0.0.1, and as many CPUs as the run has
+device slots, whatever the machine has. A cluster that exists (`RAY_ADDRESS`) is joined as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from colloid.errors import DeadlineExceeded
+
+REPORT_EVERY = 60.0
+"""Seconds between two log lines of a wait."""
+
+
+def start_ray(num_slots: int, working_directory: str) -> None:
+    """Starts Ray on loopback with `num_slots` CPUs, or joins the cluster that `RAY_ADDRESS` names."""
+    environment = {
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+    }
+    joins = bool(os.environ.get("RAY_ADDRESS"))
+    if not joins:
+        # Ray resolves 127.0.0.1 to the host's outer address, and binds everything to all interfaces, unless it is
+        # told that this machine cannot be part of a cluster.
+        environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    os.environ.update({key: value for key, value in environment.items() if key not in os.environ})
+    import ray
+
+    path = os.pathsep.join(filter(None, [working_directory, os.environ.get("PYTHONPATH", "")]))
+    worker_environment = {"env_vars": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}}
+    if joins:
+        ray.init(runtime_env=worker_environment, log_to_driver=True)
+        return
+    ray.init(
+        num_cpus=num_slots,
+        num_gpus=None,
+        include_dashboard=False,
+        log_to_driver=True,
+        logging_level="warning",
+        runtime_env=worker_environment,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=os.environ.get("RAY_TMPDIR"),
+    )
+
+
+def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list[Any]:
+    """The values of Ray references, in order.
+
+    Args:
+        what: named in the log and in the error, e.g. "trainer ranks to start".
+        deadline: seconds.
+        log: takes a line each `REPORT_EVERY` seconds of waiting.
+
+    Raises:
+        DeadlineExceeded: not all came in time; says which did not.
+        The exception of the first that failed, as soon as it failed.
+    """
+    import ray
+
+    start = time.monotonic()
+    references = list(references)
+    pending = list(references)
+    while pending:
+        waited = time.monotonic() - start
+        if waited > deadline:
+            missing = [index for index, reference in enumerate(references) if reference in pending]
+            raise DeadlineExceeded(f"waited {waited:.0f} s for {what}; missing: {missing} of {len(references)}")
+        done, pending = ray.wait(pending, timeout=min(REPORT_EVERY, max(0.1, deadline - waited)))
+        for reference in done:
+            ray.get(reference)
+        if not done:
+            log(f"waiting for {what}: {len(pending)} of {len(references)} missing after {time.monotonic() - start:.0f} s")
+    return ray.get(references)

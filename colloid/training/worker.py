@@ -1,0 +1,51 @@
+"""The Ray side of a trainer rank: an `Actor` in a process of its own, one a device slot."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from colloid.data.batch import RankBatch
+from colloid.engines.control import EngineAddress
+from colloid.observe.logs import setup_logging
+
+logger = logging.getLogger(__name__)
+
+
+class TrainWorker:
+    """One rank. Each method is called on all ranks at once, and returns when this rank is through.
+
+    Args:
+        init_method: rendezvous of the ranks, a `file://` URL on one host.
+    """
+
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+        setup_logging(args.run_dir, f"trainer.{rank}")
+        from colloid.training.actor import Actor  # imports torch and Megatron-Core: seconds, and only here
+
+        self._args = args
+        self._actor = Actor(args, rank, world_size, init_method)
+
+    def start(self) -> Any:
+        """Builds the model, and loads its weights or the checkpoint. Returns a `StartState`."""
+        return self._actor.start()
+
+    def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
+        """Trains on this rank's part of a rollout; metrics are those of the whole batch."""
+        return self._actor.train(rollout_id, batch)
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Writes this rank's part of a checkpoint into an existing directory."""
+        self._actor.save(directory, rollout_id)
+
+    def update_weights(self, engines: list[EngineAddress], api_key: str | None) -> dict[str, float]:
+        """Sends the weights to every engine, as a new version."""
+        return self._actor.update_weights(engines, api_key)
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Checksum of each tensor under its Hugging Face name."""
+        return self._actor.weight_checksums()
+
+    def options_read(self) -> set[str]:
+        """The options that this process has read."""
+        return self._args.options_read()
