@@ -1,0 +1,150 @@
+"""A run's processes, and the five verbs of the loop over them: evaluate, generate, train, save, sync weights.
+
+Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side. Every
+wait has a deadline and says what it waits for. End: everything that was started is stopped, whatever happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from colloid.checkpoints import check_save_directory, read_meta, write_checkpoint
+from colloid.cluster.placement import SlotPlan, reserve
+from colloid.cluster.ray_runtime import start_ray, wait_for
+from colloid.config import resolve_num_rollout
+from colloid.rollout.actor import RolloutActor, RolloutHandle
+from colloid.training.worker import TrainWorker
+
+logger = logging.getLogger(__name__)
+
+START_DEADLINE = 1800.0
+DATA_DEADLINE = 3600.0
+STEP_DEADLINE = 24 * 3600.0
+"""Seconds for one rollout, training step or save. What can hang inside them has its own, much shorter deadline: a
+request's progress, a collective operation (--distributed-timeout-minutes), a grading."""
+CLOSE_DEADLINE = 60.0
+
+
+class Run:
+    """Use as a context manager; the verbs work inside it."""
+
+    def __init__(self, args: Any):
+        self.args = args
+        self.start_rollout_id = 0
+        self.weight_version = 0
+        self.options_read: set[str] = set()
+        self._rollout: Any = None
+        self._workers: list[Any] = []
+        self._engines: Any = None
+
+    def __enter__(self) -> Run:
+        try:
+            self._start()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop()
+
+    def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Metrics of all evaluation sets with the current weights."""
+        return self._wait([self._rollout.evaluate.remote(rollout_id)], f"the evaluation before rollout {rollout_id}")[0]
+
+    def generate(self, rollout_id: int) -> RolloutHandle:
+        """Generates and grades one rollout."""
+        reference = self._rollout.generate.remote(rollout_id, self.weight_version)
+        return self._wait([reference], f"rollout {rollout_id}")[0]
+
+    def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
+        """Trains on a rollout; each rank receives its own part only."""
+        references = [
+            worker.train.remote(rollout_id, batch)
+            for worker, batch in zip(self._workers, rollout.batches, strict=True)
+        ]
+        return self._wait(references, f"trainer ranks on rollout {rollout_id}")[0]
+
+    def save(self, rollout_id: int) -> Path:
+        """Writes a checkpoint of everything: model, optimizer, data source, counters."""
+
+        def write(directory: Path) -> None:
+            references = []
+            for part, actors in (("trainer", self._workers), ("rollout", [self._rollout])):
+                (directory / part).mkdir()
+                references += [actor.save.remote(str(directory / part), rollout_id) for actor in actors]
+            self._wait(references, f"the checkpoint of rollout {rollout_id}")
+
+        meta = {"weight_version": self.weight_version}
+        return write_checkpoint(Path(self.args.save), rollout_id, meta, write)
+
+    def sync_weights(self) -> dict[str, float]:
+        """Sends the trainer's weights to the engines, as the next version."""
+        references = [
+            worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
+        ]
+        metrics = self._wait(references, "the weight update")[0]
+        self.weight_version += 1
+        return metrics
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Of the trainer's tensors, by Hugging Face name."""
+        return self._wait([worker.weight_checksums.remote() for worker in self._workers], "checksums")[0]
+
+    def _start(self) -> None:
+        import ray
+
+        args = self.args
+        resume_from = Path(args.resume_from) if args.resume_from else None
+        if args.save:
+            check_save_directory(Path(args.save), resume_from)
+        plan = SlotPlan(args.world_size, args.num_engines, args.rollout_num_gpus_per_engine, bool(args.colocate))
+        start_ray(plan.num_slots, str(Path(__file__).parents[2]))
+        self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+        length = self._wait([self._rollout.dataset_length.remote()], "the data set", DATA_DEADLINE)[0]
+        resolve_num_rollout(args, length)
+        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
+        self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
+        self.start_rollout_id = states[0].start_rollout_id
+        if resume_from is not None:
+            self.weight_version = read_meta(resume_from)["weight_version"]
+            reference = self._rollout.load.remote(str(resume_from / "rollout"), self.start_rollout_id - 1)
+            self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+
+    def _start_workers(self, plan: SlotPlan) -> list[Any]:
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        args = self.args
+        group = reserve(plan, args.device)
+        rendezvous = Path(args.run_dir).resolve() / f".rendezvous_{time.time_ns()}"
+        for rank in range(args.world_size):
+            options = {
+                "num_cpus": 1,
+                "num_gpus": 1 if args.device == "cuda" else 0,
+                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+            }
+            worker = ray.remote(TrainWorker).options(**options)
+            self._workers.append(worker.remote(args, rank, args.world_size, f"file://{rendezvous}"))
+        return [worker.start.remote() for worker in self._workers]
+
+    def _stop(self) -> None:
+        import ray
+
+        if not ray.is_initialized():
+            return
+        closing = [worker.options_read.remote() for worker in self._workers]
+        if self._rollout is not None:
+            closing.append(self._rollout.close.remote())
+        try:
+            for read in self._wait(closing, "processes to end", CLOSE_DEADLINE):
+                self.options_read |= read
+        except Exception as error:  # the reason why the run ends is on its way already, or there is none
+            logger.debug("a process did not end in an orderly way: %s", error)
+        ray.shutdown()
+
+    def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
+        return wait_for(references, what, deadline, logger.info)

@@ -1,0 +1,112 @@
+"""The Ray side of the rollout: one actor that owns the data source, the engines with their router, and the manager."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colloid.engines.control import EngineAddress
+from colloid.engines.fleet import Fleet, FleetConfig
+from colloid.observe.logs import setup_logging
+from colloid.rollout.manager import RolloutManager
+
+logger = logging.getLogger(__name__)
+
+API_KEY_VARIABLE = "COLLOID_API_KEY"
+"""Where a user may set the key that engines and router ask for; else each run draws its own."""
+
+
+@dataclass(frozen=True)
+class EngineAccess:
+    """What the trainer needs to reach the engines."""
+
+    addresses: list[EngineAddress]
+    api_key: str
+    pids: list[int]
+    """Of engines and router, for logs and tests."""
+
+
+@dataclass(frozen=True)
+class RolloutHandle:
+    """What the driver gets of a rollout: references to the data, and its metrics."""
+
+    batches: list[Any]
+    """One Ray reference to a `RankBatch` a data-parallel rank."""
+    num_tokens: int
+    """Prompt and response tokens of all samples."""
+    metrics: dict[str, float]
+
+
+class RolloutActor:
+    """Data first, then engines: a mistake in the data shows before anything heavy starts."""
+
+    def __init__(self, args: Any):
+        setup_logging(args.run_dir, "rollout")
+        self._args = args
+        self._manager = RolloutManager(args)
+        self._fleet: Fleet | None = None
+
+    def dataset_length(self) -> int:
+        """Prompts in the training data set, after the filters."""
+        return self._manager.dataset_length()
+
+    async def start(self, num_rollout: int) -> EngineAccess:
+        """Starts engines and router. Returns when all of them serve."""
+        args = self._args
+        args.num_rollout = num_rollout
+        api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
+        self._fleet = Fleet(fleet_config(args, api_key))
+        self._fleet.start()
+        addresses = self._fleet.addresses
+        await self._manager.start(self._fleet.router_url, [address.url for address in addresses], api_key)
+        return EngineAccess(addresses, api_key, self._fleet.pids)
+
+    async def generate(self, rollout_id: int, weight_version: int) -> RolloutHandle:
+        """One rollout; its data stays in the object store, one object a data-parallel rank."""
+        import ray
+
+        result = await self._manager.generate(rollout_id, weight_version)
+        num_tokens = sum(len(batch.samples.tokens) for batch in result.batches)
+        return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """All evaluation sets, on the weights that the engines hold."""
+        return await self._manager.evaluate(rollout_id)
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Data source with buffer and counters, into an existing directory."""
+        self._manager.save(directory, rollout_id)
+
+    def load(self, directory: str, rollout_id: int) -> None:
+        """The inverse of `save`."""
+        self._manager.load(directory, rollout_id)
+
+    def check_engines(self) -> None:
+        """Raises where an engine or the router has ended."""
+        if self._fleet is not None:
+            self._fleet.check()
+
+    async def close(self) -> set[str]:
+        """Ends clients, graders, engines and router. Returns the options that this process has read."""
+        await self._manager.close()
+        if self._fleet is not None:
+            self._fleet.stop()
+        return self._args.options_read()
+
+
+def fleet_config(args: Any, api_key: str) -> FleetConfig:
+    """The fleet that the options ask for."""
+    from colloid.config.sglang import embedded_options, router_options
+
+    return FleetConfig(
+        num_engines=args.num_engines,
+        model_path=args.hf_checkpoint,
+        log_dir=Path(args.run_dir) / "engines",
+        api_key=api_key,
+        engine_options=embedded_options(args),
+        router_options=router_options(args),
+    )
