@@ -1,0 +1,175 @@
+"""`metrics.jsonl` and TensorBoard events of a run: one writer, one reader.
+
+Invariants: every line of `metrics.jsonl` is a whole JSON object with `step` (the rollout id); after a
+resume there is no line, and no TensorBoard point, past the checkpoint's step.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+METRICS_FILE = "metrics.jsonl"
+
+logger = logging.getLogger(__name__)
+
+
+class MetricsWriter:
+    """Writes the metrics of a run to `metrics.jsonl` and as TensorBoard scalars.
+
+    Args:
+        run_dir: where both go; made if need be.
+        resume_step: the rollout id of the checkpoint that the run goes on from; what was logged at later steps is cut
+            off. None: a new run. Metrics of an earlier one in the same directory are moved to `earlier-<n>/`.
+    """
+
+    def __init__(self, run_dir: str | Path, resume_step: int | None = None):
+        self._path = Path(run_dir) / METRICS_FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if resume_step is None:
+            _move_earlier_run(self._path.parent)
+        else:
+            cut_metrics(self._path, resume_step)
+        self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        self._events = _TensorBoardWriter(self._path.parent, None if resume_step is None else resume_step + 1)
+
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Appends one line, and one TensorBoard point a metric. Returns when both are with the operating system.
+
+        Args:
+            step: the rollout id.
+            metrics: name -> number (also NumPy's, or a tensor of one element). NaN and infinities are written as null,
+                which is all that JSON has for them, and reported in the log.
+
+        Raises:
+            ValueError: `step` is among the names.
+            TypeError: a value is not a number.
+            OSError: the line could not be written (a full disk, say); no part of it is left in the file.
+        """
+        if "step" in metrics:
+            raise ValueError("'step' is not a metric's name: it is the field that holds the rollout id")
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        for name, value in values.items():
+            if not math.isfinite(value):
+                logger.warning("%s is %s at step %d", name, value, step)
+        record = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._append(json.dumps({"step": int(step), **record}).encode() + b"\n")
+        self._events.scalars(step, values)
+
+    def close(self) -> None:
+        """Closes both files. A second call does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._events.close()
+            self._file = -1
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _append(self, line: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        try:
+            written = os.write(self._file, line)
+            while written < len(line):
+                written += os.write(self._file, line[written:])
+        except OSError as error:
+            os.ftruncate(self._file, size)
+            raise OSError(error.errno, error.strerror, str(self._path)) from error
+
+
+def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`, in order; [] where there is none.
+
+    A last line without its end (the writer was killed while it wrote) is left out.
+    """
+    path = Path(run_dir) / METRICS_FILE
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in _whole_lines(path)]
+
+
+def cut_metrics(path: str | Path, last_step: int) -> int:
+    """Removes the lines with `step` > `last_step`, and a torn last line, from a metrics file: all at once, or nothing.
+
+    Returns:
+        How many lines were removed.
+    """
+    path = Path(path)
+    if not path.exists():
+        return 0
+    lines = _whole_lines(path)
+    kept = [line for line in lines if json.loads(line)["step"] <= last_step]
+    data = b"".join(line + b"\n" for line in kept)
+    if data != path.read_bytes():
+        temporary = path.with_name(path.name + ".tmp")
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    return len(lines) - len(kept)
+
+
+def _whole_lines(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\n")[:-1]
+
+
+def _number(name: str, value: Any) -> float | int:
+    if isinstance(value, (int, float)):
+        return int(value) if isinstance(value, bool) else value
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {name}: {value!r} is not a number") from error
+
+
+def _move_earlier_run(run_dir: Path) -> None:
+    """Puts the metrics of an earlier run into a directory of their own, where TensorBoard shows them as another run."""
+    earlier = [path for path in run_dir.iterdir() if path.name == METRICS_FILE or "tfevents" in path.name]
+    if not earlier:
+        return
+    number = 1
+    while (target := run_dir / f"earlier-{number}").exists():
+        number += 1
+    target.mkdir()
+    for path in earlier:
+        path.rename(target / path.name)
+    logger.warning("%s held the metrics of an earlier run: they are now in %s", run_dir, target)
+
+
+class _TensorBoardWriter:
+    """Scalars as TensorBoard events. Uses TensorBoard's own file writer, so neither TensorFlow nor torch is imported.
+
+    `purge_step` tells TensorBoard to forget the points of earlier event files from that step on.
+    """
+
+    def __init__(self, directory: Path, purge_step: int | None):
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._writer = EventFileWriter(str(directory), flush_secs=30)
+        if purge_step is not None:
+            session = event_pb2.SessionLog
+            self._add(step=purge_step, session_log=session(status=session.START))
+            self._writer.flush()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._add(step=step, summary=self._summary(value=entries))
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _add(self, **fields: Any) -> None:
+        self._writer.add_event(self._event(wall_time=time.time(), **fields))
