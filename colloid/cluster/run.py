@@ -15,8 +15,10 @@ from colloid.checkpoints import check_save_directory, read_meta, write_checkpoin
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
+from colloid.engines.control import EngineControl
 from colloid.rollout.actor import RolloutActor, RolloutHandle
 from colloid.training.worker import TrainWorker
+from colloid.weights.equality import check_equal
 
 logger = logging.getLogger(__name__)
 
@@ -88,11 +90,18 @@ class Run:
         ]
         metrics = self._wait(references, "the weight update")[0]
         self.weight_version += 1
+        if self.args.check_weight_update_equal:
+            self.check_weights()
         return metrics
 
-    def weight_checksums(self) -> dict[str, str]:
-        """Of the trainer's tensors, by Hugging Face name."""
-        return self._wait([worker.weight_checksums.remote() for worker in self._workers], "checksums")[0]
+    def check_weights(self) -> None:
+        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
+        trainer = self._wait([worker.weight_checksums.remote() for worker in self._workers], "checksums")[0]
+        for address in self._engines.addresses:
+            control = EngineControl(address.url, self._engines.api_key)
+            engine = control.post("/weights_checker", {"action": "checksum"})["checksums"]
+            check_equal(trainer, engine, f"engine {address.url}")
+        logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, len(trainer))
 
     def _start(self) -> None:
         import ray

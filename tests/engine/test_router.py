@@ -1,0 +1,66 @@
+"""The real router in front of a small HTTP server that answers as an engine does."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from colloid.engines.control import EngineControl
+from colloid.engines.router import Router, free_port
+from colloid.errors import ConfigError, EngineError
+
+KEY = "a-key"
+
+
+class FakeEngine(BaseHTTPRequestHandler):
+    """Answers with the request's body; asks for the key, as engines do."""
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        authorised = self.headers.get("Authorization") == f"Bearer {KEY}" or self.path == "/health"
+        data = {"model_path": "/nowhere", "served_model_name": "m", "got": json.loads(body) if body else None}
+        answer = json.dumps(data).encode()
+        self.send_response(200 if authorised else 401)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = _answer
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def router(tmp_path_factory):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    router = Router("127.0.0.1", 0, KEY, {}, tmp_path_factory.mktemp("router"))
+    router.register(f"http://127.0.0.1:{server.server_address[1]}")
+    yield router
+    router.stop()
+    server.shutdown()
+
+
+def test_a_request_reaches_the_engine_with_all_that_colloid_sends(router):
+    request = {"input_ids": [1, 2], "rid": "r", "return_logprob": True, "sampling_params": {"sampling_seed": 7}}
+    got = EngineControl(router.url, KEY).post("/generate", request)["got"]
+    assert {key: got[key] for key in request} == request
+
+
+def test_a_client_without_the_key_is_refused(router):
+    with pytest.raises(EngineError, match="401"):
+        EngineControl(router.url).post("/generate", {"input_ids": [1]})
+
+
+def test_a_port_in_use_is_an_error_that_names_it(router, tmp_path):
+    port = int(router.url.rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match=str(port)):
+        Router("127.0.0.1", port, KEY, {}, tmp_path)
+
+
+def test_free_ports_can_be_bound():
+    server = ThreadingHTTPServer(("127.0.0.1", free_port()), FakeEngine)
+    server.server_close()

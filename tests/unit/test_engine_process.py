@@ -1,0 +1,69 @@
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from colloid.engines.process import ModuleProcess
+
+SLEEPER = "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(60)\n"
+
+
+@pytest.fixture
+def sleeper(tmp_path, monkeypatch):
+    """A module that writes its process id to a file and sleeps."""
+    (tmp_path / "colloid_test_sleeper.py").write_text(SLEEPER)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path.cwd())]))
+    return "colloid_test_sleeper"
+
+
+def _wait_for_file(path: Path) -> int:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if path.exists() and path.read_text():
+            return int(path.read_text())
+        time.sleep(0.02)
+    raise AssertionError(f"{path} was not written")
+
+
+def _wait_until_gone(pid: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"process {pid} lives on")
+
+
+def test_a_child_dies_when_its_parent_is_killed(tmp_path, sleeper):
+    script = textwrap.dedent(
+        f"""
+        import sys, time
+        from pathlib import Path
+        from colloid.engines.process import ModuleProcess
+        ModuleProcess({sleeper!r}, [sys.argv[1]], Path(sys.argv[2]))
+        time.sleep(60)
+        """
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path / "pid"), str(tmp_path / "log")])
+    child = _wait_for_file(tmp_path / "pid")
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(10)
+    _wait_until_gone(child)
+
+
+def test_stop_ends_a_child_and_its_output_is_kept(tmp_path, sleeper):
+    process = ModuleProcess(sleeper, [str(tmp_path / "pid")], tmp_path / "log")
+    _wait_for_file(tmp_path / "pid")
+    assert process.exit_code is None
+    process.stop()
+    assert process.exit_code == -signal.SIGTERM
+    failing = ModuleProcess("no_such_module_of_ours", [], tmp_path / "log")
+    failing._process.wait(20)
+    assert failing.exit_code == 1
+    assert "no_such_module_of_ours" in failing.log_tail()
