@@ -1,0 +1,67 @@
+"""What rollout functions and filters return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from colloid.data.sample import Sample
+
+Group = list[Sample]
+"""The samples of one prompt. In a rollout function's output an element may be a list: one rollout in several parts."""
+
+
+@dataclass
+class RolloutFnTrainOutput:
+    """The groups to train on, in order; and metrics of the function's own."""
+
+    samples: list[Group]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class RolloutFnEvalOutput:
+    """By name of the evaluation set: `rewards`, `truncated` and `samples`, three lists of one length."""
+
+    data: dict[str, dict[str, Any]]
+    metrics: dict[str, Any] | None = None
+
+
+@dataclass
+class DynamicFilterOutput:
+    """Whether a finished group is trained."""
+
+    keep: bool
+    reason: str | None = None
+    """Counted under `rollout/dynamic_filter/drop_<reason>`."""
+    keep_when_insufficient: bool = False
+    """Whether a dropped group may fill the batch after all, once the bound on tries is reached."""
+
+
+@dataclass
+class RolloutCounts:
+    """What became of the groups of one rollout. Nothing is dropped without being counted here."""
+
+    submitted: int = 0
+    finished: int = 0
+    filtered: int = 0
+    carried: int = 0
+    """Given back to the data source: surplus groups, and aborted ones."""
+    aborted: int = 0
+    filled: int = 0
+    """Dropped by the filter, and trained after all because too few were left."""
+    failed_samples: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def metrics(self) -> dict[str, float]:
+        values = {
+            "rollout/num_submitted_groups": self.submitted,
+            "rollout/num_finished_groups": self.finished,
+            "rollout/num_filtered_groups": self.filtered,
+            "rollout/num_carried_groups": self.carried,
+            "rollout/num_aborted_groups": self.aborted,
+            "rollout/num_filled_groups": self.filled,
+            "rollout/num_failed_samples": self.failed_samples,
+        }
+        values |= {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in self.reasons.items()}
+        return {name: float(value) for name, value in values.items()}
