@@ -1,0 +1,263 @@
+"""The HTTP client of a rollout: requests to the router, aborts to the engines.
+
+    send ──► answered
+      │ no progress past the deadline, connection lost, 5xx
+      └──► aborted by its id at every engine ──► acknowledged, or the engine is unreachable ──► sent again (bounded)
+
+Progress is a completion of any request of this client, or (asked for only after silence) growth of the engines'
+counters of generated tokens. So a long response is never cut, and a dead engine is noticed. No request runs twice at
+the same time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import aiohttp
+import orjson
+
+from colloid.errors import DeadlineExceeded, EngineError
+
+logger = logging.getLogger(__name__)
+
+RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+
+
+class RequestRefused(EngineError):
+    """The engine understood the request and will not do it (status 4xx): sending it again is of no use."""
+
+
+class RequestAborted(EngineError):
+    """The rollout that the request belongs to was aborted."""
+
+
+class RequestScope:
+    """The requests of one rollout, so that they can be aborted together."""
+
+    def __init__(self) -> None:
+        self.active: set[str] = set()
+        self.aborted = False
+
+
+_SCOPE: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("colloid_request_scope", default=None)
+
+
+class EngineClient:
+    """Asynchronous; used from one event loop.
+
+    Args:
+        router_url: where requests go.
+        engine_urls: where aborts and questions about progress go.
+        max_connections: requests in flight; more wait here.
+        progress_deadline: seconds without progress after which a request is given up.
+        max_attempts: times that a request is sent.
+        retry_delay: seconds before the second attempt; doubled for each later one.
+    """
+
+    def __init__(
+        self,
+        router_url: str,
+        engine_urls: list[str],
+        *,
+        api_key: str | None = None,
+        max_connections: int = 512,
+        progress_deadline: float = 300.0,
+        max_attempts: int = 3,
+        retry_delay: float = 0.5,
+        abort_timeout: float = 30.0,
+    ):
+        self.router_url = router_url.rstrip("/")
+        self.engine_urls = [url.rstrip("/") for url in engine_urls]
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._slots = asyncio.Semaphore(max_connections)
+        self._progress_deadline = progress_deadline
+        self._max_attempts = max_attempts
+        self._retry_delay = retry_delay
+        self._abort_timeout = abort_timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._last_progress = 0.0
+        self._generated_tokens: dict[str, int] = {}
+        self._waiting = 0
+        self._monitor: asyncio.Task | None = None
+
+    @contextmanager
+    def scope(self) -> Iterator[RequestScope]:
+        """Requests made inside (tasks started inside included) belong to the scope that is yielded."""
+        scope = RequestScope()
+        token = _SCOPE.set(scope)
+        try:
+            yield scope
+        finally:
+            _SCOPE.reset(token)
+
+    async def generate(self, payload: dict[str, Any], *, name: str = "") -> dict[str, Any]:
+        """The answer to POST /generate at the router.
+
+        Args:
+            payload: without `rid`; the client gives one to each attempt.
+            name: of what it is for (a sample), for errors.
+
+        Raises:
+            RequestRefused: status 4xx, with the engine's words.
+            RequestAborted: the scope was aborted before the request was sent.
+            DeadlineExceeded: no progress, at the last attempt.
+            EngineError: engine or router unreachable or broken, at the last attempt.
+        """
+        scope = _SCOPE.get()
+        rid = uuid.uuid4().hex
+        async with self._slots:
+            for attempt in range(self._max_attempts):
+                last = attempt == self._max_attempts - 1
+                try:
+                    answer = await self._attempt({**payload, "rid": f"{rid}-{attempt}"}, name, scope)
+                except RequestRefused:
+                    raise
+                except (EngineError, DeadlineExceeded) as error:
+                    if last:
+                        raise
+                    logger.warning("%s; sending it again (%d of %d)", error, attempt + 2, self._max_attempts)
+                    await asyncio.sleep(self._retry_delay * 2**attempt)
+                else:
+                    if last or not _aborted(answer) or (scope is not None and scope.aborted):
+                        return answer
+                    logger.warning("the engine aborted the request of %s; sending it again", name)
+        raise AssertionError("unreachable")
+
+    async def post(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """The JSON answer to a POST at `url`, with this client's key; to /generate of the router: as `generate`."""
+        if url.rstrip("/") == f"{self.router_url}/generate":
+            return await self.generate({key: value for key, value in payload.items() if key != "rid"})
+        return await self._request("POST", url, payload)
+
+    async def abort(self, scope: RequestScope) -> list[str]:
+        """Aborts all requests of the scope; they return what they have. Returns the engines that did not answer."""
+        scope.aborted = True
+        return await self._abort(sorted(scope.active))
+
+    async def close(self) -> None:
+        if self._monitor is not None:
+            self._monitor.cancel()
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def _attempt(self, payload: dict[str, Any], name: str, scope: RequestScope | None) -> dict[str, Any]:
+        if scope is not None and scope.aborted:
+            raise RequestAborted(f"the rollout of {name or 'the request'} was aborted")
+        rid = payload["rid"]
+        if scope is not None:
+            scope.active.add(rid)
+        try:
+            answer = await self._with_progress(payload, rid, name)
+        except RequestRefused:
+            raise
+        except (EngineError, DeadlineExceeded, asyncio.CancelledError) as error:
+            unreachable = await self._abort([rid])
+            if unreachable and not isinstance(error, asyncio.CancelledError):
+                where = ", ".join(unreachable)
+                raise type(error)(f"{error}; no answer to its abort from {where}") from error
+            raise
+        finally:
+            if scope is not None:
+                scope.active.discard(rid)
+        return answer
+
+    async def _with_progress(self, payload: dict[str, Any], rid: str, name: str) -> dict[str, Any]:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        self._waiting += 1
+        self._watch()
+        request = asyncio.ensure_future(self._request("POST", f"{self.router_url}/generate", payload, name=name))
+        try:
+            while True:
+                silent = clock() - max(started, self._last_progress)
+                if silent > self._progress_deadline:
+                    raise DeadlineExceeded(
+                        f"no engine made progress for {silent:.0f} s (request {rid} of {name or 'a hook'}; engines "
+                        f"{', '.join(self.engine_urls)}, router {self.router_url})"
+                    )
+                done, _ = await asyncio.wait({request}, timeout=self._progress_deadline - silent + 0.01)
+                if done:
+                    self._last_progress = clock()
+                    return request.result()
+        finally:
+            self._waiting -= 1
+            request.cancel()
+
+    async def _request(self, method: str, url: str, payload: Any, *, name: str = "", timeout: float | None = None):
+        what = f"{method} {url}" + (f" for {name}" if name else "")
+        try:
+            async with self._open_session().request(
+                method,
+                url,
+                data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
+                headers=self._headers | {"Content-Type": "application/json"},
+                timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
+            ) as answer:
+                body = await answer.read()
+                if answer.status >= 400:
+                    words = body.decode("utf-8", "replace")[:2000]
+                    kind = EngineError if answer.status in RETRIED_STATUS else RequestRefused
+                    raise kind(f"{what}: status {answer.status}: {words}")
+                return orjson.loads(body) if body.strip() else {}
+        except orjson.JSONDecodeError as error:
+            raise EngineError(f"{what}: the answer is not JSON: {body[:200]!r}") from error
+        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
+            raise EngineError(f"{what}: {type(error).__name__}: {error}") from error
+
+    async def _abort(self, rids: list[str]) -> list[str]:
+        async def one(url: str) -> str | None:
+            try:
+                for rid in rids:
+                    await self._request("POST", f"{url}/abort_request", {"rid": rid}, timeout=self._abort_timeout)
+            except EngineError as error:
+                logger.warning("abort at %s: %s", url, error)
+                return url
+            return None
+
+        if not rids:
+            return []
+        return [url for url in await asyncio.gather(*(one(url) for url in self.engine_urls)) if url]
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
+        return self._session
+
+    def _watch(self) -> None:
+        if self._monitor is None or self._monitor.done():
+            self._monitor = asyncio.ensure_future(self._watch_progress())
+
+    async def _watch_progress(self) -> None:
+        """While requests wait: after a quarter of the deadline in silence, asks the engines whether tokens come."""
+        clock = asyncio.get_running_loop().time
+        pause = self._progress_deadline / 4
+        while self._waiting:
+            await asyncio.sleep(pause)
+            if clock() - self._last_progress >= pause:
+                grown = await asyncio.gather(*(self._counter_grew(url, pause) for url in self.engine_urls))
+                if any(grown):
+                    self._last_progress = clock()
+
+    async def _counter_grew(self, url: str, timeout: float) -> bool:
+        try:
+            info = await self._request("GET", f"{url}/server_info", None, timeout=timeout)
+        except EngineError as error:
+            logger.warning("progress at %s is unknown: %s", url, error)
+            return False
+        states = info.get("internal_states") or [{}]
+        count = sum(int(state.get("generation_tokens_total") or 0) for state in states)
+        before = self._generated_tokens.get(url)
+        self._generated_tokens[url] = count
+        return before is not None and count > before
+
+
+def _aborted(answer: Any) -> bool:
+    meta = answer.get("meta_info", {}) if isinstance(answer, dict) else {}
+    return (meta.get("finish_reason") or {}).get("type") == "abort"
