@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Sets up, then checks everything: ruff (lint and format), and all tests, the fast ones first.
+#
+#   bash scripts/test.sh             further arguments go to pytest (-x, -k NAME, …)
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bash scripts/setup.sh || exit 1
+export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+readonly PYTHON=.venv/bin/python
+readonly SESSION_SECONDS=1440
+failed=()
+
+echo "[test] ruff check"
+"$PYTHON" -m ruff check . || failed+=("ruff check")
+echo "[test] ruff format --check"
+"$PYTHON" -m ruff format --check . || failed+=("ruff format: run .venv/bin/ruff format .")
+echo "[test] pytest"
+"$PYTHON" -m pytest --session-timeout="$SESSION_SECONDS" tests/unit tests/engine tests/parallel tests/e2e "$@" ||
+    failed+=("pytest")
+
+if ((${#failed[@]})); then
+    printf '[test] failed: %s\n' "${failed[@]}"
+    exit 1
+fi
+echo "[test] all passed"
