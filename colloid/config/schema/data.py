@@ -1,0 +1,85 @@
+"""Options of prompts, batch sizes and rewards."""
+
+from colloid.config.option import FLAG, OFF, opt
+
+LATER = {"built": ()}
+
+DATA = (
+    opt("--prompt-data", "str", None, "JSONL file of prompts."),
+    opt("--input-key", "str", "prompt", "Key of the prompt in a row: a text, or a list of messages."),
+    opt("--label-key", "str", "label", "Key of the label in a row."),
+    opt("--metadata-key", "str", "metadata", "Key of a row's metadata."),
+    opt("--tool-key", "str", "tools", "Key of a row's tools."),
+    opt("--multimodal-keys", "json", None, "Keys of images and the like, as a JSON object.", **LATER),
+    opt("--apply-chat-template", FLAG, None, "Render prompts with the model's chat template."),
+    opt("--apply-chat-template-kwargs", "json", {}, "Arguments of the chat template, as a JSON object."),
+    opt("--rollout-shuffle", FLAG, None, "Shuffle the prompts, anew each epoch."),
+    opt("--rollout-seed", "int", 42, "Seed of shuffling and of sampling."),
+    opt("--num-rollout", "int", None, "Rollouts of the run.", low=0, shown="as many as --num-epoch takes"),
+    opt("--num-epoch", "int", None, "Passes over the prompts, where --num-rollout is not given.", low=1, shown="1"),
+    opt("--start-rollout-id", "int", None, "First rollout.", low=0, **LATER),
+    opt(
+        "--disable-rollout-global-dataset",
+        OFF,
+        None,
+        "The rollout function brings its own prompts.",
+        dest="rollout_global_dataset",
+        **LATER,
+    ),
+    opt("--data-source-path", "str", "colloid.RolloutDataSourceWithBuffer", "Class that hands out prompts.", **LATER),
+    opt("--num-data-workers", "int", 0, "Processes that read and tokenise.", low=0, **LATER),
+    opt("--streaming-data", FLAG, None, "Read the data as it is needed.", **LATER),
+    opt("--skip-bad-rows", FLAG, None, "Count bad rows rather than fail.", **LATER),
+)
+
+BATCH = (
+    opt("--rollout-batch-size", "int", None, "Prompts a rollout.", low=1, shown="32"),
+    opt("--n-samples-per-prompt", "int", None, "Samples a prompt.", low=1, shown="8"),
+    opt("--global-batch-size", "int", None, "Samples an optimizer step.", low=1, shown="derived"),
+    opt("--num-steps-per-rollout", "int", None, "Optimizer steps a rollout.", low=1, shown="derived"),
+    opt("--micro-batch-size", "int", 1, "Samples a forward pass.", low=1),
+    opt(
+        "--over-sampling-batch-size",
+        "int",
+        None,
+        "Prompts that are asked for at a time.",
+        low=1,
+        shown="the rollout batch size",
+    ),
+    opt("--use-dynamic-batch-size", FLAG, None, "Fill micro-batches by tokens.", **LATER),
+    opt("--max-tokens-per-gpu", "int", None, "Tokens a micro-batch.", low=1, **LATER),
+    opt(
+        "--log-probs-max-tokens-per-gpu",
+        "int",
+        None,
+        "Tokens a micro-batch where only log-probs are computed.",
+        low=1,
+        **LATER,
+    ),
+    opt("--balance-data", FLAG, None, "Spread the tokens evenly over the ranks.", **LATER),
+    opt("--balance-by-flops", FLAG, None, "Spread the work evenly over the ranks.", **LATER),
+    opt("--data-pad-size-multiplier", "int", 128, "Packs are padded to a multiple of this.", low=1, **LATER),
+)
+
+RM_TYPES = ("math", "random", "dapo", "deepscaler", "gpqa", "f1", "ifbench", "remote_rm")
+
+REWARDS = (
+    opt(
+        "--rm-type",
+        "str",
+        None,
+        "Built-in reward.",
+        choices=(*RM_TYPES, *(f"boxed_{name}" for name in RM_TYPES)),
+        built=("math", "random"),
+        shown="math where rows have labels",
+    ),
+    opt("--custom-rm-path", "str", None, "Reward function: `async (args, sample, **kw) -> float or dict`."),
+    opt("--custom-rm-model-path", "str", None, "Argument of a reward model's class.", **LATER),
+    opt("--custom-rm-weights", "float", None, "Weights of several reward functions.", nargs="+", **LATER),
+    opt("--reward-key", "str", None, "Key of the value, where rewards are dicts."),
+    opt("--eval-reward-key", "str", None, "The same in evaluation.", shown="--reward-key"),
+    opt("--group-rm", FLAG, None, "Reward whole groups.", **LATER),
+    opt("--rm-url", "str", None, "Address of a reward server.", **LATER),
+    opt("--custom-reward-post-process-path", "str", None, "`(args, samples) -> (raw_rewards, rewards)`.", **LATER),
+    opt("--custom-convert-samples-to-train-data-path", "str", None, "`(args, samples) -> dict[str, list]`.", **LATER),
+)

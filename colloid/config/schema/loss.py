@@ -1,0 +1,112 @@
+"""Options of the algorithm: advantages, losses, corrections."""
+
+from colloid.config.option import FLAG, OFF, opt
+
+LATER = {"built": ()}
+
+ALGORITHM = (
+    opt(
+        "--advantage-estimator",
+        "str",
+        "grpo",
+        "How advantages are made of rewards.",
+        choices=("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
+        built=("grpo",),
+    ),
+    opt(
+        "--policy-loss",
+        "str",
+        None,
+        "Policy loss.",
+        choices=("ppo", "gspo", "cispo", "gmpo", "sapo"),
+        built=("ppo",),
+        shown="what the estimator implies",
+    ),
+    opt(
+        "--loss-type",
+        "str",
+        "policy_loss",
+        "What is trained.",
+        choices=("policy_loss", "sft_loss", "custom_loss"),
+        built=("policy_loss",),
+    ),
+    opt(
+        "--eps-clip",
+        "float",
+        0.2,
+        "Clip range of the ratio, downwards (and upwards, unless --eps-clip-high is given).",
+        low=0,
+    ),
+    opt("--eps-clip-high", "float", None, "Clip range of the ratio, upwards.", low=0, shown="--eps-clip"),
+    opt(
+        "--eps-clip-c", "float", None, "Lower bound of the loss of negative advantages (dual clip).", low=1, shown="off"
+    ),
+    opt("--use-kl-loss", FLAG, None, "Add the KL to the reference model to the loss."),
+    opt("--kl-loss-coef", "float", 0.0, "Its coefficient.", low=0),
+    opt("--kl-loss-type", "str", "low_var_kl", "Its estimator.", choices=("k1", "k2", "k3", "low_var_kl")),
+    opt("--use-unbiased-kl", FLAG, None, "Weigh it by the ratio.", **LATER),
+    opt("--kl-coef", "float", 0.0, "KL penalty in the rewards.", low=0, **LATER),
+    opt("--entropy-coef", "float", 0.0, "Coefficient of the entropy bonus."),
+    opt("--calculate-per-token-loss", FLAG, None, "Every token weighs the same, rather than every rollout."),
+    opt(
+        "--disable-grpo-std-normalization",
+        OFF,
+        None,
+        "Do not divide by the group's standard deviation.",
+        dest="grpo_std_normalization",
+    ),
+    opt("--disable-rewards-normalization", OFF, None, "Leave rewards as they are.", dest="rewards_normalization"),
+    opt("--normalize-advantages", FLAG, None, "Whiten advantages over the batch of a step.", **LATER),
+    opt("--gamma", "float", 1.0, "Discount.", low=0, high=1, **LATER),
+    opt("--lambd", "float", 1.0, "λ of GAE.", low=0, high=1, **LATER),
+    opt("--value-clip", "float", 0.2, "Clip range of the critic.", low=0, **LATER),
+    opt("--num-critic-only-steps", "int", 0, "Steps in which only the critic learns.", low=0, **LATER),
+    opt("--sapo-tau-pos", "float", 1.0, "τ of SAPO for positive advantages.", low=0, **LATER),
+    opt("--sapo-tau-neg", "float", 1.05, "τ of SAPO for negative advantages.", low=0, **LATER),
+    opt(
+        "--disable-compute-advantages-and-returns",
+        OFF,
+        None,
+        "No advantages.",
+        dest="compute_advantages_and_returns",
+        **LATER,
+    ),
+    opt(
+        "--custom-advantage-function-path",
+        "str",
+        None,
+        "`(args, rollout_data)`: fills advantages and returns.",
+        **LATER,
+    ),
+    opt(
+        "--custom-loss-function-path",
+        "str",
+        None,
+        "`(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)`.",
+        **LATER,
+    ),
+    opt("--custom-pg-loss-reducer-function-path", "str", None, "How the policy loss is summed.", **LATER),
+    opt("--ref-update-interval", "int", None, "Rollouts after which the reference becomes the policy.", low=1, **LATER),
+    opt("--use-rollout-entropy", FLAG, None, "Entropy of the behaviour policy.", **LATER),
+)
+
+CORRECTION = (
+    opt("--use-rollout-logprobs", FLAG, None, "The engine's log-probs are the behaviour policy's.", **LATER),
+    opt("--use-tis", FLAG, None, "Truncated importance sampling.", **LATER),
+    opt("--tis-clip", "float", 2.0, "Its upper bound.", low=0, **LATER),
+    opt("--tis-clip-low", "float", 0.0, "Its lower bound.", low=0, **LATER),
+    opt("--custom-tis-function-path", "str", None, "Its function.", **LATER),
+    opt("--get-mismatch-metrics", FLAG, None, "Log how trainer and engine differ.", **LATER),
+    opt("--use-opsm", FLAG, None, "Mask sequences that are too far off policy.", **LATER),
+    opt("--opsm-delta", "float", 1e-4, "From where on they are.", low=0, **LATER),
+    opt("--use-routing-replay", FLAG, None, "Replay the experts that were chosen.", **LATER),
+    opt("--use-rollout-routing-replay", FLAG, None, "Replay the experts that the engine chose.", **LATER),
+)
+
+DISTILLATION = (
+    opt("--use-opd", FLAG, None, "Distil a teacher on the policy's own samples.", **LATER),
+    opt("--opd-type", "str", None, "Where the teacher runs.", choices=("sglang", "megatron"), **LATER),
+    opt("--opd-kl-coef", "float", 1.0, "Weight of the teacher.", **LATER),
+    opt("--opd-teacher-load", "str", None, "The teacher's checkpoint.", **LATER),
+    opt("--opd-teacher-ckpt-step", "int", None, "Its step.", low=0, **LATER),
+)

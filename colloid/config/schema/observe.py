@@ -1,0 +1,66 @@
+"""Options of logging, debugging, and services outside the run."""
+
+from colloid.config.option import FLAG, OFF, opt
+
+LATER = {"built": ()}
+
+LOGGING = (
+    opt("--use-tensorboard", FLAG, None, "Accepted: TensorBoard events are always written."),
+    opt("--tb-project-name", "str", None, "Project in TensorBoard.", **LATER),
+    opt("--tb-experiment-name", "str", None, "Experiment in TensorBoard.", **LATER),
+    opt("--use-wandb", FLAG, None, "Log to Weights & Biases.", **LATER),
+    opt("--wandb-mode", "str", None, "Its mode.", choices=("online", "offline", "disabled"), **LATER),
+    opt("--wandb-dir", "str", None, "Its directory.", **LATER),
+    opt("--wandb-key", "str", None, "Its key.", **LATER),
+    opt("--wandb-host", "str", None, "Its server.", **LATER),
+    opt("--wandb-team", "str", None, "Its team.", **LATER),
+    opt("--wandb-group", "str", None, "Its group.", **LATER),
+    opt("--wandb-project", "str", None, "Its project.", **LATER),
+    opt("--wandb-run-id", "str", None, "Its run to go on with.", **LATER),
+    opt(
+        "--disable-wandb-random-suffix",
+        OFF,
+        None,
+        "No random suffix of the group.",
+        dest="wandb_random_suffix",
+        **LATER,
+    ),
+    opt("--wandb-always-use-train-step", FLAG, None, "Steps of the optimizer rather than rollouts.", **LATER),
+    opt("--log-multi-turn", FLAG, None, "Log the number of turns.", **LATER),
+    opt("--log-passrate", FLAG, None, "Log pass@k.", **LATER),
+    opt("--log-reward-category", "str", None, "Log rewards by this key.", **LATER),
+    opt("--log-correct-samples", FLAG, None, "Log correct samples apart.", **LATER),
+)
+
+DEBUG = (
+    opt("--debug-rollout-only", FLAG, None, "Only generate.", **LATER),
+    opt("--debug-train-only", FLAG, None, "Only train.", **LATER),
+    opt("--save-debug-rollout-data", "str", None, "Save rollouts to this path.", **LATER),
+    opt("--load-debug-rollout-data", "str", None, "Train on saved rollouts.", **LATER),
+    opt("--load-debug-rollout-data-subsample", "float", None, "On this share of them.", low=0, high=1, **LATER),
+    opt("--save-debug-train-data", "str", None, "Save what is trained on to this path.", **LATER),
+    opt("--dump-details", "str", None, "Save all of the above there.", **LATER),
+    opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
+    opt("--memory-snapshot-num-steps", "int", None, "Steps of a memory snapshot.", low=1, **LATER),
+    opt(
+        "--profile-target",
+        "str",
+        ["train_overall"],
+        "What is profiled.",
+        nargs="+",
+        choices=("train_overall", "train_actor", "train_log_probs"),
+        **LATER,
+    ),
+    opt("--memory-recorder", "str", "torch", "Recorder of memory.", choices=("torch", "memray"), **LATER),
+    opt("--record-memory-history", FLAG, None, "Record allocations.", **LATER),
+)
+
+SERVICES = (
+    opt("--http-proxy", "str", None, "Proxy of HTTP requests.", **LATER),
+    opt("--use-distributed-post", FLAG, None, "Send requests from several hosts.", **LATER),
+    opt("--rollout-buffer-url", "str", None, "Address of a rollout buffer.", **LATER),
+    opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
+    opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),
+    opt("--rollout-task-type", "str", "math", "Its task.", **LATER),
+    opt("--loss-mask-type", "str", "qwen", "Its masks.", choices=("qwen", "qwen3", "qwen3_5", "distill_qwen"), **LATER),
+)

@@ -1,0 +1,115 @@
+"""Options of generation, evaluation, asynchronous training, and the hooks into them."""
+
+from colloid.config.option import FLAG, opt
+
+LATER = {"built": ()}
+
+ROLLOUT = (
+    opt("--rollout-temperature", "float", 1.0, "Sampling temperature; 0: greedy.", low=0),
+    opt("--rollout-top-p", "float", 1.0, "Nucleus sampling.", low=1e-6, high=1),
+    opt("--rollout-top-k", "int", -1, "Sample among the k likeliest tokens; -1: all.", low=-1),
+    opt("--rollout-max-response-len", "int", 1024, "Tokens a response.", low=1),
+    opt("--rollout-max-prompt-len", "int", None, "Longer prompts are left out, and counted.", low=1, shown="no limit"),
+    opt("--rollout-max-context-len", "int", None, "Tokens of prompt and response together.", low=2, shown="no limit"),
+    opt("--rollout-stop", "str", None, "Texts that end a response.", nargs="+"),
+    opt("--rollout-stop-token-ids", "int", None, "Token ids that end a response.", nargs="+"),
+    opt("--rollout-skip-special-tokens", FLAG, None, "Leave special tokens out of the response's text."),
+    opt("--sglang-server-concurrency", "int", 512, "Requests in flight an engine.", low=1),
+    opt("--max-turns", "int", None, "Turns of a conversation; for the generate function.", low=1),
+    opt("--partial-rollout", FLAG, None, "Aborted samples go on in a later rollout.", **LATER),
+    opt("--mask-offpolicy-in-partial-rollout", FLAG, None, "Train only what the current weights generated.", **LATER),
+    opt(
+        "--rollout-data-transport",
+        "str",
+        "object-store",
+        "How samples come to the trainer.",
+        choices=("object-store", "nixl"),
+        **LATER,
+    ),
+    opt("--model-name", "str", None, "Name of the model family.", **LATER),
+)
+
+EVALUATION = (
+    opt("--eval-interval", "int", None, "Evaluate each that many rollouts.", low=1, shown="never"),
+    opt(
+        "--eval-prompt-data", "str", None, "Evaluation sets: pairs of name and file, or a file.", nargs="+", repeat=True
+    ),
+    opt("--skip-eval-before-train", FLAG, None, "No evaluation before training."),
+    opt("--n-samples-per-eval-prompt", "int", 1, "Samples a prompt.", low=1),
+    opt("--eval-input-key", "str", None, "Key of the prompt.", shown="--input-key"),
+    opt("--eval-label-key", "str", None, "Key of the label.", shown="--label-key"),
+    opt("--eval-tool-key", "str", None, "Key of the tools.", shown="--tool-key"),
+    opt("--eval-temperature", "float", None, "Sampling temperature.", low=0, shown="--rollout-temperature"),
+    opt("--eval-top-p", "float", None, "Nucleus sampling.", low=1e-6, high=1, shown="--rollout-top-p"),
+    opt("--eval-top-k", "int", None, "Sample among the k likeliest tokens.", low=-1, shown="--rollout-top-k"),
+    opt("--eval-max-response-len", "int", None, "Tokens a response.", low=1, shown="--rollout-max-response-len"),
+    opt(
+        "--eval-max-prompt-len",
+        "int",
+        None,
+        "Longer prompts are left out, and counted.",
+        low=1,
+        shown="--rollout-max-prompt-len",
+    ),
+    opt(
+        "--eval-max-context-len",
+        "int",
+        None,
+        "Tokens of prompt and response together.",
+        low=2,
+        shown="--rollout-max-context-len",
+    ),
+    opt("--eval-min-new-tokens", "int", None, "Least tokens of a response.", low=0, shown="0"),
+    opt("--eval-config", "str", None, "YAML: evaluation sets with their own settings.", **LATER),
+    opt("--eval-function-path", "str", None, "Function that evaluates.", **LATER),
+)
+
+ASYNC = (
+    opt("--async-buffer-size", "int", 1, "Rollouts that may be ahead of the trainer.", low=1, **LATER),
+    opt("--update-weights-interval", "int", 1, "Rollouts between two weight updates.", low=1, **LATER),
+    opt("--max-staleness", "int", None, "Versions that a trained token may be old.", low=0, **LATER),
+    opt(
+        "--pause-mode",
+        "str",
+        "retract",
+        "What a weight update does to running requests.",
+        choices=("in_place", "retract", "abort", "drain"),
+        **LATER,
+    ),
+)
+
+HOOKS = (
+    opt(
+        "--custom-generate-function-path",
+        "str",
+        None,
+        "`async (args, sample, sampling_params[, evaluation]) -> Sample`.",
+    ),
+    opt(
+        "--dynamic-sampling-filter-path",
+        "str",
+        None,
+        "`(args, samples, **kw) -> DynamicFilterOutput or bool`: which groups are kept.",
+    ),
+    opt(
+        "--rollout-function-path",
+        "str",
+        "colloid.rollout.generate.generate_rollout",
+        "Function that makes a rollout.",
+        **LATER,
+    ),
+    opt("--rollout-sample-hook-path", "str", (), "Function called with each finished sample.", repeat=True, **LATER),
+    opt("--rollout-sample-filter-path", "str", None, "Function that sets `sample.remove_sample`.", **LATER),
+    opt("--rollout-all-samples-process-path", "str", None, "Function called with all samples of a rollout.", **LATER),
+    opt(
+        "--rollout-data-postprocess-path", "str", None, "Function called on the trainer rank after log-probs.", **LATER
+    ),
+    opt("--buffer-filter-path", "str", None, "Function that chooses groups from the buffer.", **LATER),
+    opt("--custom-rollout-log-function-path", "str", None, "Logs rollouts.", **LATER),
+    opt("--custom-eval-rollout-log-function-path", "str", None, "Logs evaluations.", **LATER),
+    opt("--custom-model-provider-path", "str", None, "Builds the model.", **LATER),
+    opt("--custom-megatron-init-path", "str", None, "Called once Megatron is set up.", **LATER),
+    opt("--custom-megatron-before-log-prob-hook-path", "str", None, "Called before log-probs are computed.", **LATER),
+    opt("--custom-megatron-before-train-step-hook-path", "str", None, "Called before an optimizer step.", **LATER),
+    opt("--custom-update-weight-post-write-path", "str", None, "Called once weights are on disk.", **LATER),
+)

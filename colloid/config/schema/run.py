@@ -1,0 +1,104 @@
+"""Options of the run as a whole, of its processes and devices."""
+
+from colloid.config.option import FLAG, SWITCH, opt
+
+LATER = {"built": ()}
+
+RUN = (
+    opt(
+        "--config",
+        "str",
+        None,
+        "A YAML or TOML file with the same keys as the options; options on the command line win.",
+    ),
+    opt(
+        "--custom-config-path",
+        "str",
+        None,
+        "A YAML file whose keys become attributes of `args`; a key that names an option is checked like it.",
+    ),
+    opt("--outputs-dir", "str", "outputs", "Where run directories are made."),
+    opt("--run-name", "str", None, "Name of the run directory.", shown="date and time"),
+    opt(
+        "--device",
+        "str",
+        "auto",
+        "Where training runs; auto: CUDA where there is a device.",
+        choices=("auto", "cuda", "cpu"),
+    ),
+    opt("--deterministic", FLAG, None, "Same arguments and seed: the same run, bit by bit."),
+    opt("--dry-run", FLAG, None, "Print the resolved options and the plan of processes, and end."),
+    opt("--seed", "int", 1234, "Seed of the trainer.", low=0),
+    opt("--train-backend", "str", "megatron", "The trainer.", choices=("megatron",)),
+    opt("--slime-imports", FLAG, None, "Hook files may import slime's names.", **LATER),
+)
+
+CLUSTER = (
+    opt("--actor-num-nodes", "int", 1, "Nodes of the trainer.", low=1),
+    opt(
+        "--actor-num-gpus-per-node",
+        "int",
+        None,
+        "Trainer ranks a node; on CPU each is a process.",
+        low=1,
+        shown="1 on CPU, all GPUs on CUDA",
+    ),
+    opt(
+        "--rollout-num-gpus",
+        "int",
+        None,
+        "Device slots of the rollout engines.",
+        low=1,
+        shown="1 on CPU; with --colocate the trainer's",
+    ),
+    opt("--rollout-num-gpus-per-engine", "int", 1, "Device slots of one engine.", low=1),
+    opt("--num-gpus-per-node", "int", None, "GPUs of a node of the cluster.", **LATER),
+    opt("--colocate", FLAG, None, "Trainer and engines share their device slots."),
+    opt("--offload", FLAG, None, "Both of the following.", **LATER),
+    opt("--offload-train", SWITCH, None, "The trainer gives its memory back during the rollout.", **LATER),
+    opt("--offload-rollout", SWITCH, None, "The engines give their memory back during training.", **LATER),
+    opt(
+        "--rollout-engine",
+        "str",
+        "auto",
+        "The engine that generates; auto: the embedded one.",
+        choices=("auto", "embedded", "sglang"),
+        built=("auto", "embedded"),
+    ),
+    opt("--sglang-router-port", "int", None, "Port of the run's router.", low=1, high=65535, shown="a free one"),
+    opt("--sglang-router-ip", "str", None, "Address of a router that runs already.", **LATER),
+    opt("--sglang-config", "str", None, "YAML: several models and server groups.", **LATER),
+    opt("--rollout-external-engine-addrs", "str", None, "Engines that run already.", nargs="+", **LATER),
+    opt(
+        "--distributed-backend",
+        "str",
+        None,
+        "Backend of torch.distributed.",
+        choices=("nccl", "gloo"),
+        shown="gloo on CPU, nccl on CUDA",
+    ),
+    opt("--distributed-timeout-minutes", "int", 10, "Deadline of a collective operation.", low=1),
+    opt("--train-env-vars", "json", {}, "Environment variables of the trainer ranks, as a JSON object.", **LATER),
+)
+
+FAULTS = (
+    opt("--use-fault-tolerance", FLAG, None, "Replace engines that fail.", **LATER),
+    opt("--rollout-health-check-interval", "float", 30.0, "Seconds between two health checks.", low=0, **LATER),
+    opt(
+        "--rollout-health-check-timeout",
+        "float",
+        30.0,
+        "Seconds until a health check must be answered.",
+        low=0,
+        **LATER,
+    ),
+    opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0, **LATER),
+    opt(
+        "--max-restarts",
+        "int",
+        0,
+        "How often a run may go on from its last checkpoint after a failure.",
+        low=0,
+        **LATER,
+    ),
+)

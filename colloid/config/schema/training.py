@@ -1,0 +1,107 @@
+"""Options of the trainer, its checkpoints, and weight updates."""
+
+from colloid.config.option import FLAG, opt
+
+LATER = {"built": ()}
+MODEL = {"built": (), "at_run": True}
+
+CHECKPOINTS = (
+    opt("--hf-checkpoint", "str", None, "Hugging Face directory of the model: config, tokenizer, start weights."),
+    opt(
+        "--load",
+        "str",
+        None,
+        "Checkpoints to go on from, or a Hugging Face directory to start from; nothing there: a fresh start.",
+    ),
+    opt("--ref-load", "str", None, "Hugging Face directory of the reference model.", shown="the start model"),
+    opt("--ref-ckpt-step", "int", None, "Its step.", low=0, **LATER),
+    opt("--save", "str", None, "Where checkpoints go.", shown="checkpoints/ of the run, with --save-interval"),
+    opt(
+        "--save-interval",
+        "int",
+        None,
+        "Save each that many rollouts.",
+        low=1,
+        aliases=("--persistent-save-interval",),
+        shown="at the end, with --save",
+    ),
+    opt("--no-save-optim", FLAG, None, "Leave the optimizer out of checkpoints.", **LATER),
+    opt("--async-save", FLAG, None, "Write checkpoints while training goes on.", **LATER),
+    opt("--save-hf", "str", None, "Also export to a Hugging Face directory.", **LATER),
+)
+
+TRAINING = (
+    opt("--lr", "float", 1e-6, "Learning rate.", low=0),
+    opt("--clip-grad", "float", 1.0, "Largest norm of the gradient; 0: no clipping.", low=0),
+    opt("--log-probs-chunk-size", "int", -1, "Tokens a chunk of the log-prob head; -1: chosen for you.", low=-1),
+    opt("--recompute-loss-function", FLAG, None, "Recompute the loss in the backward pass.", **LATER),
+    opt("--megatron-config-path", "str", None, "YAML: Megatron's options for actor and critic apart.", **LATER),
+    opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
+    opt("--only-train-params-name-list", "str", None, "Train only these parameters.", nargs="*", **LATER),
+    opt("--freeze-params-name-list", "str", None, "Do not train these parameters.", nargs="*", **LATER),
+    opt("--freeze-indexer", FLAG, None, "Do not train the indexer of sparse attention.", **LATER),
+    opt("--allgather-cp", FLAG, None, "Context parallelism by all-gather.", **MODEL),
+    opt(
+        "--mtp-num-layers",
+        "int",
+        None,
+        "Layers of multi-token prediction.",
+        low=0,
+        field="TransformerConfig.mtp_num_layers",
+        **MODEL,
+    ),
+    opt(
+        "--mtp-loss-scaling-factor",
+        "float",
+        0.2,
+        "Weight of its loss.",
+        low=0,
+        field="TransformerConfig.mtp_loss_scaling_factor",
+        **MODEL,
+    ),
+    opt("--enable-mtp-training", FLAG, None, "Train it.", **LATER),
+    opt("--reset-optimizer-states", FLAG, None, "Start each rollout with a fresh optimizer.", **LATER),
+    opt("--use-stateless-adam", FLAG, None, "Adam without moments.", **LATER),
+)
+
+WEIGHTS = (
+    opt(
+        "--update-weight-transport",
+        "str",
+        "auto",
+        "How weights come to the engines.",
+        choices=("auto", "tensor", "nccl", "gloo", "disk"),
+        built=("auto", "tensor"),
+    ),
+    opt(
+        "--update-weight-mode",
+        "str",
+        "full",
+        "All weights, or what changed.",
+        choices=("full", "delta"),
+        built=("full",),
+    ),
+    opt("--update-weight-buffer-size", "size", 512 * 1024**2, "Bytes of a bucket of weights.", low=1),
+    opt("--update-weight-disk-dir", "str", None, "Directory of weights on disk.", **LATER),
+    opt("--update-weight-disk-keep-files", FLAG, None, "Keep them.", **LATER),
+    opt("--update-weight-local-checkpoint-dir", "str", None, "Directory on the engine's host.", **LATER),
+    opt(
+        "--update-weight-delta-encoding",
+        "str",
+        "xor",
+        "Encoding of what changed.",
+        choices=("xor", "overwrite"),
+        **LATER,
+    ),
+    opt(
+        "--update-weight-delta-checksum",
+        "str",
+        "xxh3-128",
+        "Its checksum.",
+        choices=("xxh3-128", "blake3", "adler32"),
+        **LATER,
+    ),
+    opt("--check-weight-update-equal", FLAG, None, "Compare all tensors after each update."),
+    opt("--keep-old-actor", FLAG, None, "Keep the weights of the last update.", **LATER),
+    opt("--release-train", FLAG, None, "End the trainer after the weight update.", **LATER),
+)

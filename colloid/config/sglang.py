@@ -1,0 +1,158 @@
+"""Options that pass through to the engines (`--sglang-*`) and to the router (`--router-*`).
+
+The tables are SGLang's and sglang-router's own. Values are checked here, so that a mistake is an error before anything
+starts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from colloid.config import tsv
+from colloid.config.option import FLAG, SWITCH, Option
+
+if TYPE_CHECKING:
+    from colloid.config.args import Args
+
+EMBEDDED_USES = (
+    "context_length",
+    "dtype",
+    "enable_deterministic_inference",
+    "log_level",
+    "max_running_requests",
+    "max_total_tokens",
+    "mem_fraction_static",
+    "random_seed",
+    "served_model_name",
+)
+"""Options of SGLang that the embedded engine has too."""
+
+SET_BY_COLLOID = {
+    "sglang_model_path": "the model is --hf-checkpoint",
+    "sglang_tokenizer_path": "the tokenizer is that of --hf-checkpoint",
+    "sglang_host": "engines listen on 127.0.0.1",
+    "sglang_port": "each engine's port is chosen by the system; the router's is --sglang-router-port",
+    "sglang_api_key": "each run makes a key of its own",
+    "sglang_admin_api_key": "each run makes a key of its own",
+    "sglang_tp_size": "an engine has --rollout-num-gpus-per-engine devices",
+    "sglang_nnodes": "an engine has --rollout-num-gpus-per-engine devices",
+    "sglang_node_rank": "an engine has --rollout-num-gpus-per-engine devices",
+    "sglang_dist_init_addr": "engines find each other by themselves",
+    "sglang_nccl_port": "ports are chosen by the system",
+    "sglang_base_gpu_id": "devices are placed by --rollout-num-gpus and --colocate",
+    "sglang_gpu_id_step": "devices are placed by --rollout-num-gpus and --colocate",
+    "sglang_device": "devices are chosen by --device",
+    "sglang_weight_version": "the weight version is the number of weight updates",
+    "router_host": "the router listens on 127.0.0.1",
+    "router_port": "the router's port is --sglang-router-port",
+    "router_worker_urls": "the run's own engines register themselves",
+    "router_api_key": "each run makes a key of its own",
+    "router_model_path": "the model is --hf-checkpoint",
+    "router_tokenizer_path": "the tokenizer is that of --hf-checkpoint",
+    "router_disable_circuit_breaker": "the router's circuit breaker is always off: the client alone repeats requests",
+    **{
+        f"router_cb_{name}": "the router's circuit breaker is always off: the client alone repeats requests"
+        for name in ("failure_threshold", "success_threshold", "timeout_duration_secs", "window_duration_secs")
+    },
+    **{
+        f"router_retry_{name}": "the router's own retries are always off: the client alone repeats requests, after an "
+        "abort, so that none is generated twice"
+        for name in ("max_retries", "initial_backoff_ms", "max_backoff_ms", "backoff_multiplier", "jitter_factor")
+    },
+}
+"""Options that cannot be given, with the reason."""
+
+_ROUTER_NOT_YET = (
+    "router_prefill_policy router_decode_policy router_dp_aware router_enable_igw router_mini_lb router_prefill "
+    "router_decode router_pd_disaggregation router_service_discovery router_selector router_service_discovery_port "
+    "router_service_discovery_namespace router_prefill_selector router_decode_selector router_backend "
+    "router_control_plane_api_keys router_tls_cert_path router_tls_key_path router_jwt_role_mapping"
+).split()
+"""Options that change which engines there are, or how they are reached."""
+
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+_LOWER = {"sglang_log_level": _LOG_LEVELS, "sglang_log_level_http": _LOG_LEVELS, "router_log_level": ()}
+_BOUNDS: dict[str, dict[str, float]] = {
+    "sglang_mem_fraction_static": {"low": 0.001, "high": 1},
+    "sglang_context_length": {"low": 1},
+    "sglang_max_running_requests": {"low": 1},
+    "sglang_max_total_tokens": {"low": 1},
+}
+
+
+def options() -> list[Option]:
+    """SGLang's options as rows, with the prefix `--sglang-`."""
+    return [_option(row, "sglang") for row in tsv.read("sglang")]
+
+
+def router_options() -> list[Option]:
+    """sglang-router's options as rows, with the prefix `--router-`."""
+    return [_option(row, "router") for row in tsv.read("router")]
+
+
+def _option(row: dict[str, str], category: str) -> Option:
+    text = row["type_or_action"]
+    negative = text == "BooleanOptional"
+    names = [name for name in row["flag"].split("|") if not (negative and name.startswith("--no-"))]
+    flag, *aliases = [name if name.startswith(f"--{category}-") else f"--{category}-{name[2:]}" for name in names]
+    dest = flag[2:].replace("-", "_")
+    kind = SWITCH if negative else FLAG if text.endswith(("StoreTrue", "StoreConst")) else _KINDS.get(text, "str")
+    default = json.loads(row["default"]) if row["default"] else None
+    choices: tuple = tuple(row["choices"].split(",")) if row["choices"] and kind != FLAG else ()
+    if kind in ("int", "float"):
+        choices = tuple(int(choice) for choice in choices)
+    return Option(
+        flag,
+        kind,
+        default,
+        group=category,
+        category=category,
+        choices=_LOWER.get(dest) or choices,
+        nargs=row["nargs"] if row["nargs"] != "1" else "",
+        repeat=text == "Append",
+        dest=dest,
+        aliases=tuple(aliases),
+        built=() if dest in _ROUTER_NOT_YET else None,
+        lower=dest in _LOWER,
+        **_BOUNDS.get(dest, {}),
+    )
+
+
+_KINDS = {
+    "int": "int",
+    "float": "float",
+    "human_readable_int": "size",
+    "loads": "json",
+    "json_list_type": "json",
+}
+
+
+def given(args: Args, category: str) -> dict[str, Any]:
+    """The given options of `sglang` or `router`, by their name there (`mem_fraction_static`)."""
+    prefix = f"{category}_"
+    table = {option.dest for option in (options() if category == "sglang" else router_options())}
+    return {dest.removeprefix(prefix): getattr(args, dest) for dest in sorted(args.given & table)}
+
+
+def embedded_engine_options(args: Args) -> dict[str, Any]:
+    """Command-line options of the embedded engine, without the dashes (`{"dtype": "float32"}`); True: no value."""
+    chosen = {name: value for name, value in given(args, "sglang").items() if name in EMBEDDED_USES}
+    chosen.setdefault("dtype", args.params_dtype)
+    if args.deterministic:
+        chosen["enable_deterministic_inference"] = True
+    return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
+
+
+def router_arguments(args: Args) -> dict[str, Any]:
+    """Fields of `sglang_router.RouterArgs` that the user gave."""
+    renamed = {"tls_cert_path": "server_cert_path", "tls_key_path": "server_key_path"}
+    return {
+        renamed.get(name, name): value for name, value in given(args, "router").items() if name != "disable_retries"
+    }
+
+
+def unused_by_embedded(given_dests: frozenset[str]) -> list[str]:
+    """Attributes of given `--sglang-*` options that the embedded engine has no use for."""
+    used = {f"sglang_{name}" for name in EMBEDDED_USES} | SET_BY_COLLOID.keys()
+    return sorted({option.dest for option in options()} & given_dests - used)
