@@ -87,9 +87,10 @@ install_rest() {
 }
 
 pip_install() {
-    local what=$1
+    local what=$1 bar=off
     shift
-    "$VENV/bin/python" -m pip install --quiet --log "$LOG" "$@" ||
+    if [[ -t 1 ]]; then bar=on; fi
+    "$VENV/bin/python" -m pip install -qq --progress-bar "$bar" --log "$LOG" "$@" ||
         fail "pip could not install $what: the reason is above, the whole log in $LOG. pip's own settings (index, proxy," \
             "certificate) apply: see '$VENV/bin/python -m pip config list'"
 }
