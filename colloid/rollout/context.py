@@ -47,7 +47,9 @@ def current_context() -> RolloutContext:
     """
     context = _CONTEXT.get()
     if context is None:
-        raise HookError("colloid.rollout.post and its like work only inside a rollout, in the rollout manager's process")
+        raise HookError(
+            "colloid.rollout.post and its like work only inside a rollout, in the rollout manager's process"
+        )
     return context
 
 

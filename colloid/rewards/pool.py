@@ -1,0 +1,211 @@
+"""A pool of worker processes for code that may hang, crash or block: graders and users' reward functions.
+
+    run ──► waits for a place ──► sent to a worker ──► result
+                                    │ raises ──► GradingFailed, worker goes on
+                                    │ too long ──► coroutine cancelled, or worker killed and replaced ──► GradingFailed
+                                    └ worker dies ──► replaced ──► GradingFailed
+
+Invariants: a place always comes back; a worker is started only when a task needs one; the pool has at most `size`
+workers; tasks that merely shared a worker with one that had to be killed are run again, each alone in its worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import struct
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT = 300.0
+"""Seconds for a worker's start and its preload (imports, a reward model)."""
+GRACE = 2.0
+"""Seconds beyond its limit in which a worker may report a cancelled coroutine itself."""
+
+_HEADER = struct.Struct("<I")
+
+
+class GradingFailed(Exception):
+    """A call in a worker gave no result. `traceback` is the worker's, where the function raised."""
+
+    def __init__(self, message: str, traceback: str = ""):
+        super().__init__(message)
+        self.traceback = traceback
+
+
+class _WorkerGone(Exception):
+    """The worker was killed or died while it had other tasks too; this one may be innocent."""
+
+
+@dataclass(eq=False)
+class _Worker:
+    process: asyncio.subprocess.Process
+    ready: asyncio.Future
+    """Done once tasks can run; an exception where the preload failed."""
+    reader: asyncio.Task | None = None
+    tasks: dict[int, asyncio.Future] = field(default_factory=dict)
+    exclusive: bool = False
+    """Its task is alone in it, and no other joins."""
+
+
+class WorkerPool:
+    """Used from one event loop.
+
+    Args:
+        size: workers at most.
+        tasks_per_worker: calls at a time in one worker; more than one only serves coroutines.
+        shared: pickled once and handed to each worker as `colloid.rewards.worker.SHARED`.
+        preload: `(module:function, args)`, called in each worker before its first task, outside of its time limit.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        tasks_per_worker: int = 1,
+        shared: dict[str, Any] | None = None,
+        preload: tuple[str, tuple] | None = None,
+    ):
+        self.size = size
+        self.tasks_per_worker = tasks_per_worker
+        self.num_killed = 0
+        setup = {"path": list(sys.path), "shared": pickle.dumps(shared or {}), "preload": preload}
+        self._setup = pickle.dumps(setup)
+        self._workers: list[_Worker] = []
+        self._changed = asyncio.Condition()
+        self._next_id = 0
+
+    async def run(self, target: str, args: tuple, timeout: float) -> Any:
+        """The JSON result of `target` (`module:function`), called with `args` (pickled) in a worker.
+
+        Raises:
+            GradingFailed: it raised, took longer than `timeout` seconds, or its worker died.
+        """
+        try:
+            return await self._run_once(target, args, timeout, alone=self.tasks_per_worker == 1)
+        except _WorkerGone:
+            try:
+                return await self._run_once(target, args, timeout, alone=True)
+            except _WorkerGone as error:
+                raise GradingFailed(str(error)) from error
+
+    async def close(self) -> None:
+        """Kills all workers; calls that still run fail."""
+        for worker in list(self._workers):
+            self._kill(worker, "the pool was closed")
+        for worker in list(self._workers):
+            await worker.process.wait()
+            worker.reader.cancel()
+        self._workers.clear()
+
+    async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
+        worker = await self._place(alone)
+        task_id, self._next_id = self._next_id, self._next_id + 1
+        answer = worker.tasks[task_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
+            await self._send(worker, {"id": task_id, "target": target, "args": args, "timeout": timeout})
+            return await asyncio.wait_for(asyncio.shield(answer), timeout + GRACE)
+        except asyncio.TimeoutError:
+            self._kill(worker, f"a call of {target} took longer than {timeout:g} s", culprit=task_id)
+            raise _late(target, timeout) if alone else _WorkerGone(str(_late(target, timeout))) from None
+        except asyncio.CancelledError:
+            if alone:  # Nobody waits for the result any more; what blocks the place must go.
+                self._kill(worker, f"a call of {target} was abandoned", culprit=task_id)
+            raise
+        finally:
+            worker.tasks.pop(task_id, None)
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # Retrieved, so that asyncio does not report it.
+            worker.exclusive = worker.exclusive and bool(worker.tasks)
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def _place(self, alone: bool) -> _Worker:
+        """A worker with a free place, reserved through `tasks` by the caller before it next yields."""
+        async with self._changed:
+            while True:
+                for worker in self._workers:
+                    if not worker.exclusive and len(worker.tasks) < (1 if alone else self.tasks_per_worker):
+                        worker.exclusive = alone
+                        return worker
+                if len(self._workers) < self.size:
+                    worker = await self._start()
+                    self._workers.append(worker)
+                    worker.exclusive = alone
+                    return worker
+                await self._changed.wait()
+
+    async def _start(self) -> _Worker:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "colloid.rewards.worker",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])},
+            start_new_session=True,
+            limit=2**26,
+        )
+        worker = _Worker(process, ready=asyncio.get_running_loop().create_future())
+        worker.reader = asyncio.ensure_future(self._read(worker))
+        process.stdin.write(_HEADER.pack(len(self._setup)) + self._setup)
+        return worker
+
+    async def _send(self, worker: _Worker, task: dict[str, Any]) -> None:
+        body = pickle.dumps(task)
+        # Where the worker is gone, its reader fails the task.
+        with contextlib.suppress(ConnectionError):
+            worker.process.stdin.write(_HEADER.pack(len(body)) + body)
+            await worker.process.stdin.drain()
+
+    async def _read(self, worker: _Worker) -> None:
+        stdout = worker.process.stdout
+        try:
+            while True:
+                (length,) = _HEADER.unpack(await stdout.readexactly(_HEADER.size))
+                self._settle(worker, json.loads(await stdout.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            code = await worker.process.wait()
+            self._kill(worker, f"its worker process ended with code {code}")
+
+    def _settle(self, worker: _Worker, answer: dict[str, Any]) -> None:
+        future = worker.ready if answer["id"] is None else worker.tasks.get(answer["id"])
+        if future is None or future.done():
+            return
+        if "error" in answer:
+            future.set_exception(GradingFailed(answer["error"], answer["traceback"]))
+        elif "timeout" in answer:
+            future.set_exception(GradingFailed("the call took longer than its time limit"))
+        else:
+            future.set_result(answer["result"])
+
+    def _kill(self, worker: _Worker, reason: str, culprit: int | None = None) -> None:
+        """Removes the worker with all that it started; its other tasks fail, or may be run again."""
+        if worker not in self._workers:
+            return
+        self._workers.remove(worker)
+        self.num_killed += 1
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.process.pid, signal.SIGKILL)
+        logger.debug("grading worker %d is replaced: %s", worker.process.pid, reason)
+        if not worker.ready.done():
+            worker.ready.set_exception(GradingFailed(f"a grading worker did not start: {reason}"))
+            worker.ready.exception()  # Retrieved, so that asyncio does not report it.
+        shared = len(worker.tasks) > 1
+        for task_id, future in worker.tasks.items():
+            if task_id != culprit and not future.done():
+                future.set_exception(_WorkerGone(reason) if shared or not worker.exclusive else GradingFailed(reason))
+
+
+def _late(target: str, timeout: float) -> GradingFailed:
+    return GradingFailed(f"{target} took longer than {timeout:g} s; its worker was killed")

@@ -1,0 +1,32 @@
+"""Dynamic filters: which finished groups are worth training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colloid.data.sample import Sample, Status
+from colloid.errors import HookError
+from colloid.rollout.types import DynamicFilterOutput
+
+TOLERANCE = 1e-6
+"""Rewards this close are equal, as in reward shaping."""
+
+
+def check_reward_nonzero_std(args: Any, samples: list[Sample], **kwargs: Any) -> DynamicFilterOutput:
+    """Drops a group whose rewards are all equal: it has no gradient. For `--dynamic-sampling-filter-path`."""
+    key = getattr(args, "reward_key", None)
+    rewards = [sample.get_reward_value(key) for sample in samples if sample.status is not Status.FAILED]
+    if not rewards:
+        return DynamicFilterOutput(False, reason="all_failed", keep_when_insufficient=True)
+    if max(rewards) - min(rewards) > TOLERANCE:
+        return DynamicFilterOutput(True)
+    return DynamicFilterOutput(False, reason=f"zero_std_{rewards[0]:g}", keep_when_insufficient=True)
+
+
+def filter_output(value: Any, name: str) -> DynamicFilterOutput:
+    """What a filter returned, checked."""
+    if isinstance(value, DynamicFilterOutput):
+        return value
+    if isinstance(value, bool):
+        return DynamicFilterOutput(value)
+    raise HookError(f"{name} must return a DynamicFilterOutput or a bool, and returned {value!r}")

@@ -1,0 +1,97 @@
+"""One sample: prompt ids in, sampled ids with log-probs and weight versions out. The built-in single turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from colloid.data.prompts import tokenize_prompt
+from colloid.data.sample import Sample, Status
+from colloid.errors import EngineError
+from colloid.rollout.client import EngineClient
+from colloid.rollout.options import SamplingOptions
+
+FINISH_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
+
+
+async def generate_sample(
+    sample: Sample, client: EngineClient, tokenizer, sampling: SamplingOptions, params: dict[str, Any]
+) -> Sample:
+    """Generates the response of `sample`, in place.
+
+    Args:
+        params: SGLang's sampling parameters of this request.
+    """
+    ensure_prompt_tokens(sample, tokenizer, sampling)
+    if params["max_new_tokens"] <= 0:
+        sample.status = Status.TRUNCATED
+        return sample
+    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    answer = await client.generate(payload, name=f"sample {sample.index}")
+    record_answer(sample, answer)
+    sample.response = response_text(sample, answer, tokenizer, sampling.skip_special_tokens)
+    return sample
+
+
+def ensure_prompt_tokens(sample: Sample, tokenizer, sampling: SamplingOptions) -> None:
+    """Tokenises the prompt of a sample that came without ids (a user's data source)."""
+    if not sample.tokens:
+        kwargs = {**sampling.apply_chat_template_kwargs, **(sample.apply_chat_template_kwargs or {})}
+        tools = sample.metadata.get("tools")
+        sample.tokens = tokenize_prompt(sample.prompt, tokenizer, tools=tools, **kwargs)
+
+
+def record_answer(sample: Sample, answer: dict[str, Any]) -> None:
+    """Appends the sampled ids, their log-probs and weight versions, exactly as the engine recorded them.
+
+    Raises:
+        EngineError: the answer does not hold what was asked for.
+    """
+    meta = answer.get("meta_info") or {}
+    entries = meta.get("output_token_logprobs")
+    if entries is None:
+        raise EngineError(f"the engine's answer for sample {sample.index} has no output_token_logprobs: {_head(meta)}")
+    ids = [entry[1] for entry in entries]
+    output_ids = answer.get("output_ids")
+    if output_ids is not None and list(output_ids) != ids:
+        raise EngineError(
+            f"the engine's answer for sample {sample.index} contradicts itself: {len(output_ids)} output_ids, and "
+            f"log-probs of {len(ids)} tokens that are not the same"
+        )
+    finish = (meta.get("finish_reason") or {}).get("type")
+    if finish not in FINISH_STATUS:
+        raise EngineError(f"the engine's answer for sample {sample.index} has the finish reason {finish!r}")
+    log_probs = [float(entry[0]) for entry in entries]
+    sample.append_response_tokens(ids, log_probs=log_probs, weight_version=_token_versions(meta, len(ids)))
+    sample.status = FINISH_STATUS[finish]
+
+
+def response_text(sample: Sample, answer: dict[str, Any], tokenizer, skip_special_tokens: bool) -> str:
+    """The response's text, from its ids. The token that ended it is not part of it, where it is a special one."""
+    ids = sample.tokens[len(sample.tokens) - sample.response_length :]
+    matched = ((answer.get("meta_info") or {}).get("finish_reason") or {}).get("matched")
+    if ids and sample.status is Status.COMPLETED and ids[-1] in tokenizer.all_special_ids and matched in (None, ids[-1]):
+        ids = ids[:-1]
+    return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+def _token_versions(meta: dict[str, Any], count: int) -> int | list[int]:
+    """The weight version of each token: from the spans, where there is more than one."""
+    spans = meta.get("weight_versions") or []
+    if len(spans) <= 1:
+        version = spans[0]["version"] if spans else meta.get("weight_version")
+        return _number(version)
+    versions = [-1] * count
+    for span in spans:
+        for position in range(span["start"], min(span["end"], count)):
+            versions[position] = _number(span["version"])
+    return versions
+
+
+def _number(version: Any) -> int:
+    """SGLang's first version is the word `default`: unknown."""
+    return int(version) if str(version).lstrip("-").isdigit() else -1
+
+
+def _head(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "…"

@@ -1,0 +1,109 @@
+"""What a rollout needs to know of the options, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import xxhash
+
+from colloid.data.source import context_length
+
+MAX_DRAWS = 10
+"""A rollout draws at most this many times its batch size before it gives up on its dynamic filter."""
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """How responses are sampled."""
+
+    params: dict[str, Any]
+    """SGLang's sampling parameters, without `max_new_tokens` and `sampling_seed`, which differ between requests."""
+    max_response_len: int
+    max_context_len: int | None
+    skip_special_tokens: bool
+    seed: int
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def request_params(self, prompt_length: int, rollout_id: int, sample_index: int, turn: int = 0) -> dict[str, Any]:
+        """The sampling parameters of one request."""
+        limit = self.max_response_len
+        if self.max_context_len is not None:
+            limit = min(limit, self.max_context_len - prompt_length)
+        seed = request_seed(self.seed, rollout_id, sample_index, turn)
+        return {**self.params, "max_new_tokens": limit, "sampling_seed": seed}
+
+
+@dataclass(frozen=True)
+class RolloutOptions:
+    """How many groups, and in which order."""
+
+    batch_size: int
+    over_sampling_batch_size: int | None
+    """Groups that are drawn at a time; None: as many as are missing."""
+    deterministic: bool
+    max_draws: int
+
+
+def request_seed(seed: int, rollout_id: int, sample_index: int, turn: int = 0) -> int:
+    """The sampling seed of one request, 0 <= seed < 2^31: a hash of what identifies it."""
+    return xxhash.xxh3_64_intdigest(f"{seed}/{rollout_id}/{sample_index}/{turn}") % 2**31
+
+
+def training_sampling(args) -> SamplingOptions:
+    """The sampling options of training rollouts."""
+    return SamplingOptions(
+        params=_params(args, args.rollout_temperature, args.rollout_top_p, args.rollout_top_k),
+        max_response_len=args.rollout_max_response_len,
+        max_context_len=context_length(args),
+        skip_special_tokens=bool(args.rollout_skip_special_tokens),
+        seed=args.rollout_seed,
+        apply_chat_template_kwargs=args.apply_chat_template_kwargs or {},
+    )
+
+
+def evaluation_sampling(args) -> SamplingOptions:
+    """The sampling options of evaluation; an `eval_…` option that is not given is the training one."""
+
+    def either(name: str):
+        value = getattr(args, f"eval_{name}")
+        return getattr(args, f"rollout_{name}") if value is None else value
+
+    params = _params(args, either("temperature"), either("top_p"), either("top_k"))
+    if args.eval_min_new_tokens:
+        params["min_new_tokens"] = args.eval_min_new_tokens
+    limits = [limit for limit in (context_length(args), args.eval_max_context_len) if limit]
+    return SamplingOptions(
+        params=params,
+        max_response_len=either("max_response_len"),
+        max_context_len=min(limits, default=None),
+        skip_special_tokens=bool(args.rollout_skip_special_tokens),
+        seed=args.rollout_seed,
+        apply_chat_template_kwargs=args.apply_chat_template_kwargs or {},
+    )
+
+
+def rollout_options(args) -> RolloutOptions:
+    """The order and size of training rollouts."""
+    return RolloutOptions(
+        batch_size=args.rollout_batch_size,
+        over_sampling_batch_size=args.over_sampling_batch_size,
+        deterministic=bool(args.deterministic),
+        max_draws=MAX_DRAWS * max(args.rollout_batch_size, args.over_sampling_batch_size or 0),
+    )
+
+
+def _params(args, temperature: float, top_p: float, top_k: int) -> dict[str, Any]:
+    params: dict[str, Any] = {
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "skip_special_tokens": bool(args.rollout_skip_special_tokens),
+        "no_stop_trim": True,
+        "spaces_between_special_tokens": False,
+    }
+    if args.rollout_stop:
+        params["stop"] = list(args.rollout_stop)
+    if args.rollout_stop_token_ids:
+        params["stop_token_ids"] = list(args.rollout_stop_token_ids)
+    return params
