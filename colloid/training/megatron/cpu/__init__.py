@@ -1,0 +1,36 @@
+"""What a machine without CUDA lacks for Megatron-Core: the answers of `torch.cuda`, ragged collectives, fused Adam.
+
+Everything that is replaced is replaced here, and only where CUDA is absent; the rest of the trainer cannot tell.
+"""
+
+import os
+
+import torch
+
+_installed = False
+
+
+def install() -> None:
+    """Makes megatron.core importable and runnable on CPU. Does nothing where CUDA is present, or a second time.
+
+    Must run before megatron.core is first imported.
+    """
+    global _installed
+    if _installed or torch.cuda.is_available():
+        return
+    _installed = True
+    # Megatron compiles small functions as it is imported; on CPU the compiler costs more than it saves.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
+    from colloid.training.megatron.cpu import collectives, cuda_api, factories
+
+    cuda_api.install()
+    factories.install()
+    collectives.install()
+    from colloid.training.megatron.cpu import core
+
+    core.install()
+
+
+def installed() -> bool:
+    """Whether this process trains on CPU through this package."""
+    return _installed

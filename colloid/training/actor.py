@@ -1,0 +1,260 @@
+"""A trainer rank: the policy, its optimizer and its reference, as four verbs (`train`, `save`, `update_weights`,
+`weight_checksums`). Each is called on all ranks at once. No Ray in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
+from colloid.algorithms.estimators import get_estimator
+from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
+from colloid.data.batch import RankBatch
+from colloid.engines.control import EngineAddress, EngineControl
+from colloid.errors import ColloidError, WeightSyncError
+from colloid.training.megatron import checkpoint, parallel, step
+from colloid.training.megatron.model import build_model, name_map, named_parameters
+from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
+from colloid.training.micro_batch import MicroBatch, make_micro_batch
+from colloid.training.reference import ReferenceModel
+from colloid.weights.buckets import make_buckets
+from colloid.weights.hf_loader import HFCheckpoint, export_parameters, load_parameters
+from colloid.weights.tensor_transport import EngineUpdate, checksum
+
+logger = logging.getLogger(__name__)
+
+CHUNK_TOKENS = 256
+"""Tokens whose logits are in memory at once, unless --log-probs-chunk-size says otherwise."""
+
+UPDATE_TIMEOUT = 300.0
+"""Seconds that one control call of a weight update may take."""
+
+
+@dataclass(frozen=True)
+class StartState:
+    """Where a run begins."""
+
+    start_rollout_id: int
+    weight_version: int
+
+
+class Actor:
+    """One rank.
+
+    Args:
+        init_method: rendezvous of the ranks; `file:///…` on one host.
+    """
+
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+        self.args = args
+        layout = parallel.Layout(
+            tensor=args.tensor_model_parallel_size,
+            pipeline=args.pipeline_model_parallel_size,
+            virtual_pipeline=args.virtual_pipeline_model_parallel_size,
+            context=args.context_parallel_size,
+            expert=args.expert_model_parallel_size,
+            expert_tensor=args.expert_tensor_parallel_size,
+        )
+        parallel.initialize(
+            rank,
+            world_size,
+            init_method,
+            layout,
+            seed=args.seed,
+            device=args.device,
+            timeout_minutes=args.distributed_timeout_minutes,
+        )
+        self._weight_version = 0
+        chunk = args.log_probs_chunk_size
+        self._head = step.Head(args.rollout_temperature, chunk if chunk and chunk > 0 else CHUNK_TOKENS)
+        self._objective = objective_config(args)
+
+    def start(self) -> StartState:
+        """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
+        args = self.args
+        self._chunks = build_model(args)
+        self._parameters = named_parameters(self._chunks)
+        self._names = name_map(args)
+        shards = {
+            "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
+            "tp_size": parallel_state.get_tensor_model_parallel_world_size(),
+        }
+        if not args.resume_from:
+            load_parameters(self._parameters, self._names, HFCheckpoint(args.init_checkpoint), **shards)
+        self._optimizer = build_optimizer(args, self._chunks)
+        self._scheduler = build_scheduler(args, self._optimizer)
+        self._reference = None
+        if self._objective.use_kl_loss:
+            self._reference = ReferenceModel(self._parameters, self._names, args.ref_load, **shards)
+        if not args.resume_from:
+            return StartState(0, self._weight_version)
+        directory = Path(args.resume_from) / "trainer"
+        trained = checkpoint.load(directory, self._chunks, self._optimizer, self._scheduler)
+        self._weight_version = trained.weight_version
+        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
+        return StartState(trained.rollout_id + 1, trained.weight_version)
+
+    def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
+        """One rollout: log-probs of the reference and of the policy before training, then its optimizer steps.
+
+        Args:
+            batch: this data-parallel rank's part.
+
+        Returns:
+            Metrics of the whole batch, the same on all ranks; seconds under `perf/`.
+
+        Raises:
+            NonFiniteError: a loss or gradient norm is infinite or not a number.
+        """
+        begin = time.monotonic()
+        device = self.args.device
+        steps = [[make_micro_batch(batch.samples, rows, device) for rows in rows] for rows in batch.micro_batches]
+        with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
+            reference = [self._log_probs(micro_batches) if self._reference else None for micro_batches in steps]
+        # The first step's are those of its own forward pass: nothing was trained in between.
+        old = [self._log_probs(micro_batches) if index else None for index, micro_batches in enumerate(steps)]
+        trained = time.monotonic()
+        by_step = [
+            self._train_step(rollout_id, index, micro_batches, old[index], reference[index])
+            for index, micro_batches in enumerate(steps)
+        ]
+        metrics = {f"train/{name}": value for name, value in _mean_over_steps(by_step).items()}
+        if len(by_step) > 1:
+            metrics |= {
+                f"train/step_{i}/{name}": value for i, step in enumerate(by_step) for name, value in step.items()
+            }
+        metrics["perf/log_probs_time"] = trained - begin
+        metrics["perf/actor_train_time"] = time.monotonic() - trained
+        return metrics
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Writes this rank's part of a checkpoint into an existing directory."""
+        optimizer = None if self.args.no_save_optim else self._optimizer
+        state = checkpoint.Trained(rollout_id, self._weight_version)
+        checkpoint.save(Path(directory), state, self._chunks, optimizer, self._scheduler)
+
+    def update_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> dict[str, float]:
+        """Sends the weights to every engine as the next version, bucket by bucket.
+
+        Raises:
+            WeightSyncError: names the engines that did not take it. They are not left paused.
+        """
+        begin = time.monotonic()
+        version = self._weight_version + 1
+        sends = dist.get_rank() == 0
+        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        failure: list[str | None] = [None]
+        num_bytes = 0
+        # Every rank takes part in every gather, also after the sender has failed.
+        buckets = make_buckets(self._export(), self.args.update_weight_buffer_size)
+        if sends:
+            try:
+                with EngineUpdate(controls, version) as update:
+                    for bucket in buckets:
+                        update.send(bucket)
+                    update.end(update.num_tensors)
+                num_bytes = update.num_bytes
+            except ColloidError as error:
+                failure = [str(error)]
+        for _ in buckets:
+            pass
+        dist.broadcast_object_list(failure, src=0)
+        if failure[0] is not None:
+            raise WeightSyncError(failure[0])
+        self._weight_version = version
+        return {
+            "weight_version": float(version),
+            "perf/update_weights_time": time.monotonic() - begin,
+            "perf/update_weights_bytes": float(num_bytes),
+        }
+
+    def weight_checksums(self) -> dict[str, str]:
+        """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent."""
+        return {name: checksum(tensor) for name, tensor in self._export()}
+
+    def close(self) -> None:
+        """Leaves the world of ranks."""
+        parallel.shutdown()
+
+    def _export(self) -> Any:
+        group = parallel_state.get_tensor_model_parallel_group()
+        return export_parameters(self._parameters, self._names, tp_group=group)
+
+    def _log_probs(self, micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
+        return step.compute_log_probs(self._chunks, micro_batches, self._head) if micro_batches else []
+
+    def _train_step(
+        self,
+        rollout_id: int,
+        index: int,
+        micro_batches: list[MicroBatch],
+        old: list[torch.Tensor] | None,
+        reference: list[torch.Tensor] | None,
+    ) -> dict[str, float]:
+        args = self.args
+        num_parts = len(micro_batches) * parallel_state.get_data_parallel_world_size()
+
+        def loss(
+            row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
+        ) -> tuple[torch.Tensor, step.Sums]:
+            advantages = compute_advantages(
+                args.advantage_estimator,
+                AdvantageInputs(micro_batch.rewards, micro_batch.sample_index, micro_batch.loss_mask),
+            ).advantages
+            inputs = ObjectiveInputs(
+                log_probs=log_probs,
+                advantages=advantages,
+                sample_index=micro_batch.sample_index,
+                loss_mask=micro_batch.loss_mask,
+                token_weights=micro_batch.token_weights,
+                num_samples=micro_batch.num_samples,
+                old_log_probs=old[row] if old else None,
+                ref_log_probs=reference[row] if reference else None,
+                rollout_log_probs=micro_batch.rollout_log_probs,
+                entropy=entropy,
+                share=1 / num_parts,
+            )
+            return objective(inputs, self._objective)
+
+        sums = step.forward_backward(self._chunks, micro_batches, self._head, loss, with_entropy=True)
+        totals = step.reduce_sums(sums, args.device)
+        metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
+        if "loss" in metrics:
+            step.check_finite("loss", metrics["loss"], rollout_id, index)
+        metrics["lr"] = learning_rate(self._optimizer)
+        metrics["grad_norm"] = step.optimizer_step(self._optimizer, self._chunks)
+        step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
+        self._scheduler.step(1)
+        return metrics
+
+
+def objective_config(args: Any) -> ObjectiveConfig:
+    """The loss that the options describe."""
+    return ObjectiveConfig(
+        policy_loss=args.policy_loss or get_estimator(args.advantage_estimator).policy_loss,
+        eps_clip=args.eps_clip,
+        eps_clip_high=args.eps_clip_high,
+        eps_clip_c=args.eps_clip_c,
+        use_kl_loss=bool(args.use_kl_loss),
+        kl_loss_coef=args.kl_loss_coef,
+        kl_loss_type=args.kl_loss_type,
+        use_unbiased_kl=bool(args.use_unbiased_kl),
+        entropy_coef=args.entropy_coef,
+    )
+
+
+def _mean_over_steps(by_step: list[dict[str, float]]) -> dict[str, float]:
+    """Of each metric, over the steps that measured it; the steps' batches are equally large."""
+    names = dict.fromkeys(name for metrics in by_step for name in metrics)
+    values = {name: [metrics[name] for metrics in by_step if name in metrics] for name in names}
+    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -1,0 +1,97 @@
+"""Process groups and random seeds: torch.distributed and Megatron's parallel state."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from colloid.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the ranks are divided; what is left over is data parallelism."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    virtual_pipeline: int | None = None
+    context: int = 1
+    expert: int = 1
+    expert_tensor: int | None = None
+
+
+def initialize(
+    rank: int,
+    world_size: int,
+    init_method: str,
+    layout: Layout,
+    *,
+    seed: int,
+    device: str,
+    timeout_minutes: int = 10,
+) -> None:
+    """Joins the world of trainer ranks and divides it.
+
+    Args:
+        init_method: rendezvous, `file:///…` on one host. Then gloo listens on loopback alone.
+        device: `cpu` (gloo) or `cuda` (NCCL, and gloo for host tensors).
+
+    Raises:
+        ConfigError: the layout does not divide the number of ranks.
+    """
+    model_ranks = layout.tensor * layout.pipeline * layout.context
+    if world_size % model_ranks:
+        raise ConfigError(
+            f"{world_size} trainer ranks cannot be divided by tensor {layout.tensor} x pipeline {layout.pipeline} x "
+            f"context {layout.context} = {model_ranks} model-parallel ranks: change --actor-num-gpus-per-node or the "
+            "--*-parallel-size options"
+        )
+    if init_method.startswith("file://"):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if device == "cuda":
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    dist.init_process_group(
+        backend="gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+        init_method=init_method,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(minutes=timeout_minutes),
+    )
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=timeout_minutes,
+    )
+    seed_everything(seed)
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python, numpy, torch and Megatron's tracker; pipeline stages differ from each other."""
+    stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(stage_seed)
+    np.random.seed(stage_seed)
+    torch.manual_seed(stage_seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(stage_seed)
+
+
+def shutdown() -> None:
+    """Leaves the world."""
+    parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_last_stage() -> bool:
+    """Whether this rank holds the head of the model."""
+    return parallel_state.is_pipeline_last_stage(ignore_virtual=True)

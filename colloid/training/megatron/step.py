@@ -1,0 +1,184 @@
+"""Passes over micro-batches through Megatron's schedule: log-probs alone, or a step's forward, backward and update.
+
+The one loss convention: a micro-batch's loss is its share of the step's loss, already divided by the denominators of
+the whole global batch. Gradients are therefore sums: over micro-batches, and over data- and context-parallel ranks.
+Megatron is kept from dividing again by `calculate_per_token_loss` together with a token count of 0, see `_NO_TOKENS`.
+
+`R` response tokens of a micro-batch, `H` hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from colloid.errors import ColloidError
+from colloid.training.logprob import token_log_probs
+from colloid.training.megatron.model import unwrap
+from colloid.training.megatron.parallel import is_last_stage
+from colloid.training.micro_batch import MicroBatch
+
+Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
+"""Metric -> (weighted sum, weight): what can be added up over micro-batches and ranks."""
+
+MicroBatchLoss = Callable[[int, MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Sums]]
+"""(index of the micro-batch in the step, it, log-probs [R], entropies [R] or None) -> (its share of the loss, sums)."""
+
+
+class NonFiniteError(ColloidError, FloatingPointError):
+    """A loss or a gradient norm is infinite or not a number. Names the rollout and the step."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """How hidden states become log-probs."""
+
+    temperature: float
+    chunk_tokens: int
+    """Tokens whose logits are in memory at once."""
+
+    def __call__(
+        self, model: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, with_entropy: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Hidden states [R, H] -> float32 log-probs [R] of the targets, and entropies [R] where asked for."""
+        tp_group = parallel_state.get_tensor_model_parallel_group()
+        return token_log_probs(
+            hidden,
+            unwrap(model).head_weight(),
+            targets,
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            with_entropy=with_entropy,
+            tp_group=tp_group if tp_group.size() > 1 else None,
+        )
+
+
+@torch.no_grad()
+def compute_log_probs(
+    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], head: Head
+) -> list[torch.Tensor]:
+    """Log-probs [R] of each micro-batch under the current weights; on the last pipeline stage (elsewhere empty)."""
+
+    def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
+        return head(model, hidden, micro_batch.targets, with_entropy=False)[0]
+
+    return _run(chunks, micro_batches, collect, forward_only=True)
+
+
+def forward_backward(
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    head: Head,
+    loss: MicroBatchLoss,
+    *,
+    with_entropy: bool,
+) -> Sums:
+    """Leaves the step's gradient, summed over all ranks, in the main gradients.
+
+    Without micro-batches (on all ranks, then) the gradient is zero, and nothing is communicated.
+
+    Returns:
+        Metrics summed over this rank's micro-batches; empty where this is not the last pipeline stage.
+    """
+    for chunk in chunks:
+        chunk.zero_grad_buffer()
+    if not micro_batches:
+        return {}
+
+    def share(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
+        log_probs, entropies = head(model, hidden, micro_batch.targets, with_entropy)
+        value, sums = loss(index, micro_batch, log_probs, entropies)
+        return value, torch.zeros((), dtype=torch.int, device=value.device), sums
+
+    total: Sums = {}
+    for sums in _run(chunks, micro_batches, share, forward_only=False):
+        for name, (value, weight) in sums.items():
+            before = total.get(name, (0.0, 0.0))
+            total[name] = (before[0] + value.detach(), before[1] + weight)
+    return total
+
+
+def optimizer_step(optimizer: MegatronOptimizer, chunks: list[DistributedDataParallel]) -> float:
+    """Clips, updates the weights and returns the norm of the gradient before clipping."""
+    if optimizer.config.clip_grad > 0:
+        norm = optimizer.step()[1]
+    else:
+        optimizer.prepare_grads()
+        norm = optimizer.get_grad_norm()
+        optimizer.step()
+    for chunk in chunks:
+        if chunk.ddp_config.overlap_param_gather:
+            # The head's weight is used outside of the module whose hook would wait for it.
+            chunk.start_param_sync(force_sync=True)
+    return float(norm)
+
+
+def reduce_sums(sums: Sums, device: str) -> dict[str, tuple[float, float]]:
+    """Adds (sum, weight) pairs over all ranks that share the batch. Collective; the same on all ranks."""
+    names = sorted(sums)
+    totals: list[dict[str, tuple[float, float]]] = [{}]
+    if is_last_stage():
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        flat = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
+        for row, name in enumerate(names):
+            value, weight = sums[name]
+            flat[row, 0], flat[row, 1] = value, weight
+        if names and group.size() > 1:
+            dist.all_reduce(flat, group=group)
+        totals = [{name: (value, weight) for name, (value, weight) in zip(names, flat.tolist(), strict=True)}]
+    if parallel_state.get_pipeline_model_parallel_world_size() > 1:
+        group = parallel_state.get_pipeline_model_parallel_group()
+        dist.broadcast_object_list(totals, src=parallel_state.get_pipeline_model_parallel_last_rank(), group=group)
+    return totals[0]
+
+
+def check_finite(what: str, value: float, rollout_id: int, step: int) -> None:
+    """
+    Raises:
+        NonFiniteError: the value is infinite or not a number.
+    """
+    if not math.isfinite(value):
+        raise NonFiniteError(
+            f"the {what} is {value} in optimizer step {step} of rollout {rollout_id}: the weights are not to be trusted "
+            "from here on. Continue from the last checkpoint with a lower --lr or --clip-grad, or look at that "
+            "rollout's rewards and log-probs"
+        )
+
+
+def _run(
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    finish: Callable[..., Any],
+    *,
+    forward_only: bool,
+) -> list[Any]:
+    """Megatron's schedule over the micro-batches. `finish(model, index, micro_batch, hidden)` runs on the last stage."""
+
+    def step(iterator: Iterator[tuple[int, MicroBatch]], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
+        index, micro_batch = next(iterator)
+        precision = {"fp32_output": False} if unwrap(model).config.bf16 else {}
+        hidden = model(
+            micro_batch.tokens, micro_batch.position_ids, micro_batch.packed, micro_batch.positions, **precision
+        )
+        return hidden, lambda output, **flags: finish(model, index, micro_batch, output, **flags)
+
+    iterators = [iter(list(enumerate(micro_batches))) for _ in chunks]
+    return get_forward_backward_func()(
+        forward_step_func=step,
+        data_iterator=iterators if len(chunks) > 1 else iterators[0],
+        model=chunks if len(chunks) > 1 else chunks[0],
+        num_microbatches=len(micro_batches),
+        seq_length=max(micro_batch.tokens.shape[1] for micro_batch in micro_batches),
+        micro_batch_size=1,
+        forward_only=forward_only,
+        collect_non_loss_data=forward_only,
+    )
