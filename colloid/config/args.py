@@ -106,8 +106,11 @@ class Args:
         chosen = self._values if only is None else {key: self._values[key] for key in only if key in self._values}
         return {key: redacted(key, value) if redact else value for key, value in chosen.items()}
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes all attributes as YAML, without secrets; those that the user set come first."""
+    def write_yaml(self, path: str | os.PathLike[str]) -> None:
+        """Writes all attributes as YAML, without secrets; those that the user set come first.
+
+        (Not `save`: `args.save` is the option.)
+        """
         import yaml
 
         values = {key: _plain(value) for key, value in self.as_dict().items() if key != "hf_config"}

@@ -83,16 +83,48 @@ USED: dict[str, tuple | None] = {
 """Options that colloid reads, with the values that work (None: all). The last three name what is done anyway."""
 
 PASSED_ON = frozenset(
-    """
-    adam_beta1 adam_beta2 adam_eps add_bias_linear add_qkv_bias align_param_gather apply_query_key_layer_scaling
-    apply_rope_fusion apply_wd_to_qk_layernorm attention_backend attention_softmax_in_fp32 bias_activation_fusion
-    bias_dropout_fusion bucket_size check_for_large_grads check_for_nan_in_grad clone_scatter_output_in_embedding
-    disable_bf16_reduced_precision_matmul fp32_residual_connection grad_reduce_in_fp32 gradient_accumulation_fusion
-    gradient_reduce_div_fusion masked_softmax_fusion min_lr optimizer overlap_grad_reduce overlap_param_gather
-    pad_buckets_for_high_nccl_busbw persist_layer_norm qk_layernorm recompute_granularity recompute_method
-    recompute_modules recompute_num_layers sgd_momentum store_param_remainders transformer_impl use_distributed_optimizer
-    use_te_activation_func weight_decay
-    """.split()
+    [
+        "adam_beta1",
+        "adam_beta2",
+        "adam_eps",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "align_param_gather",
+        "apply_query_key_layer_scaling",
+        "apply_rope_fusion",
+        "apply_wd_to_qk_layernorm",
+        "attention_backend",
+        "attention_softmax_in_fp32",
+        "bias_activation_fusion",
+        "bias_dropout_fusion",
+        "bucket_size",
+        "check_for_large_grads",
+        "check_for_nan_in_grad",
+        "clone_scatter_output_in_embedding",
+        "disable_bf16_reduced_precision_matmul",
+        "fp32_residual_connection",
+        "grad_reduce_in_fp32",
+        "gradient_accumulation_fusion",
+        "gradient_reduce_div_fusion",
+        "masked_softmax_fusion",
+        "min_lr",
+        "optimizer",
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "pad_buckets_for_high_nccl_busbw",
+        "persist_layer_norm",
+        "qk_layernorm",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_modules",
+        "recompute_num_layers",
+        "sgd_momentum",
+        "store_param_remainders",
+        "transformer_impl",
+        "use_te_activation_func",
+        "use_distributed_optimizer",
+        "weight_decay",
+    ]
 )
 """Options whose value is passed on to the field that they name, and that is all it takes."""
 

@@ -5,9 +5,9 @@ A row says all there is to know of an option: parsing, checks, `--help` and the 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 

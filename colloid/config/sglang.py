@@ -63,12 +63,27 @@ SET_BY_COLLOID = {
 }
 """Options that cannot be given, with the reason."""
 
-_ROUTER_NOT_YET = (
-    "router_prefill_policy router_decode_policy router_dp_aware router_enable_igw router_mini_lb router_prefill "
-    "router_decode router_pd_disaggregation router_service_discovery router_selector router_service_discovery_port "
-    "router_service_discovery_namespace router_prefill_selector router_decode_selector router_backend "
-    "router_control_plane_api_keys router_tls_cert_path router_tls_key_path router_jwt_role_mapping"
-).split()
+_ROUTER_NOT_YET = [
+    "router_prefill_policy",
+    "router_decode_policy",
+    "router_dp_aware",
+    "router_enable_igw",
+    "router_mini_lb",
+    "router_prefill",
+    "router_decode",
+    "router_pd_disaggregation",
+    "router_service_discovery",
+    "router_selector",
+    "router_service_discovery_port",
+    "router_service_discovery_namespace",
+    "router_prefill_selector",
+    "router_decode_selector",
+    "router_backend",
+    "router_control_plane_api_keys",
+    "router_tls_cert_path",
+    "router_tls_key_path",
+    "router_jwt_role_mapping",
+]
 """Options that change which engines there are, or how they are reached."""
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -1,0 +1,215 @@
+"""Rules between options, in one table. A rule looks and says; it changes nothing.
+
+Each returns an error message, or None. `RULES` hold for every use; `RUN_RULES` when a run starts, not for a plan
+(`--dry-run`), which needs neither the data nor a build that can do all that the plan says.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from colloid.config import sglang
+from colloid.config.args import Args
+from colloid.config.option import BOOLEANS, Option
+from colloid.config.tables import tables
+from colloid.errors import ConfigError
+from colloid.models import hf
+
+Rule = Callable[[Args], "str | None"]
+
+
+def check(args: Args) -> None:
+    """Raises `ConfigError` with what the broken rules say."""
+    rules = RULES if args.dry_run else [*RULES, *RUN_RULES]
+    broken = [text for rule in rules if (text := rule(args))]
+    if broken:
+        raise ConfigError("\n       ".join(broken))
+
+
+def not_supported(args: Args, at_run: bool) -> list[str]:
+    """Given options, with their values, that do not work in this version. `at_run`: those that a plan may have."""
+    found = []
+    for dest in sorted(args.given):
+        for option in tables().by_dest.get(dest, ())[:1]:
+            value = args.as_dict(redact=False, only=[dest])[dest]
+            if option.at_run == at_run and not option.supports(value):
+                found.append(_named(option, value))
+    return found
+
+
+def _named(option: Option, value: object) -> str:
+    if option.kind in BOOLEANS:
+        return option.flag
+    shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    works = f" (what works: {', '.join(map(str, option.built))})" if option.built else ""
+    return f"{option.flag} {shown}{works}"
+
+
+def _model_options(args: Args) -> str | None:
+    found = not_supported(args, at_run=True)
+    return f"not supported yet: {', '.join(found)}" if found else None
+
+
+def _model_family(args: Args) -> str | None:
+    reasons = hf.unsupported(args.hf_config)
+    return f"the model {args.hf_checkpoint} is not supported yet: {', '.join(reasons)}" if reasons else None
+
+
+def _set_by_colloid(args: Args) -> str | None:
+    for dest in sorted(args.given & sglang.SET_BY_COLLOID.keys()):
+        return f"{tables().by_dest[dest][0].flag} cannot be given: {sglang.SET_BY_COLLOID[dest]}"
+    return None
+
+
+def _entry(args: Args) -> str | None:
+    if args.entry == "train_async":
+        return "train_async.py is not supported yet: use train.py, which takes the same options"
+    return None
+
+
+def _prompt_data(args: Args) -> str | None:
+    if args.prompt_data is None:
+        return "no prompts: give a JSONL file with --prompt-data FILE"
+    return _file("--prompt-data", args.prompt_data)
+
+
+def _eval_data(args: Args) -> str | None:
+    for _, path in args.eval_prompt_data:
+        if text := _file("--eval-prompt-data", path):
+            return text
+    return None
+
+
+def _file(option: str, path: str) -> str | None:
+    if os.path.isfile(path):
+        return None
+    if os.path.isdir(path):
+        return f"{option} {path} is a directory; give a JSONL file"
+    return f"{option} {path}: there is no such file (looked for {os.path.abspath(path)})"
+
+
+def _hook_files(args: Args) -> str | None:
+    for dest in ("custom_rm_path", "custom_generate_function_path", "dynamic_sampling_filter_path"):
+        path = getattr(args, dest)
+        file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
+        if file.endswith(".py") and not os.path.isfile(file):
+            return f"{tables().by_dest[dest][0].flag} {path}: there is no file {os.path.abspath(file)}"
+    return None
+
+
+def _context(args: Args) -> str | None:
+    limit, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
+    if limit is not None and prompt is not None and prompt >= limit:
+        return f"--rollout-max-prompt-len {prompt} leaves no room for a response in --rollout-max-context-len {limit}"
+    engine = args.sglang_context_length
+    if limit is not None and engine is not None and engine < limit:
+        return f"--sglang-context-length {engine} is less than --rollout-max-context-len {limit}"
+    return None
+
+
+def _greedy(args: Args) -> str | None:
+    if args.rollout_temperature == 0:
+        return (
+            "--rollout-temperature 0 samples greedily: all samples of a prompt are equal, and log-probs have no "
+            "meaning; take one above 0 (--eval-temperature 0 is fine)"
+        )
+    return None
+
+
+def _clip(args: Args) -> str | None:
+    if args.eps_clip_high is not None and args.eps_clip_high < args.eps_clip and "eps_clip_high" in args.given:
+        return f"--eps-clip-high {args.eps_clip_high} is less than --eps-clip {args.eps_clip}"
+    if args.eps_clip_c is not None and args.eps_clip_c <= 1:
+        return f"--eps-clip-c {args.eps_clip_c} must be greater than 1"
+    return None
+
+
+def _data_parallel(args: Args) -> str | None:
+    if args.global_batch_size < args.world_size:
+        return (
+            f"--global-batch-size {args.global_batch_size} is less than the number of trainer ranks "
+            f"{args.actor_num_nodes} × {args.actor_num_gpus_per_node} = {args.world_size}: some would be idle"
+        )
+    return None
+
+
+def _over_sampling(args: Args) -> str | None:
+    if args.over_sampling_batch_size < args.rollout_batch_size:
+        return (
+            f"--over-sampling-batch-size {args.over_sampling_batch_size} is less than --rollout-batch-size "
+            f"{args.rollout_batch_size}"
+        )
+    return None
+
+
+def _backend(args: Args) -> str | None:
+    if args.device == "cpu" and args.distributed_backend == "nccl":
+        return "--distributed-backend nccl needs CUDA devices; on CPU it is gloo"
+    if args.device == "cpu" and args.transformer_impl == "transformer_engine":
+        return "--transformer-impl transformer_engine needs CUDA devices; on CPU it is local"
+    return None
+
+
+def _schedule(args: Args) -> str | None:
+    warmup, decay = args.lr_warmup_iters, args.lr_decay_iters
+    if "lr_warmup_fraction" in args.given and "lr_warmup_iters" in args.given:
+        return "--lr-warmup-fraction and --lr-warmup-iters say the same: leave one out"
+    if args.lr_warmup_fraction is not None and not 0 <= args.lr_warmup_fraction <= 1:
+        return f"--lr-warmup-fraction {args.lr_warmup_fraction} must be between 0 and 1"
+    if args.lr_decay_style == "WSD" and args.lr_wsd_decay_iters is None:
+        return "--lr-decay-style WSD needs --lr-wsd-decay-iters"
+    if decay is not None and args.lr_decay_style != "constant" and warmup >= decay > 0:
+        return f"the warm-up of {warmup} steps must be shorter than the decay of {decay} steps"
+    if args.min_lr > args.lr:
+        return f"--min-lr {args.min_lr} is greater than --lr {args.lr}"
+    if args.weight_decay_incr_style != "constant" and None in (args.start_weight_decay, args.end_weight_decay):
+        return "--weight-decay-incr-style other than constant needs --start-weight-decay and --end-weight-decay"
+    return None
+
+
+def _template_kwargs(args: Args) -> str | None:
+    if not isinstance(args.apply_chat_template_kwargs, dict):
+        return f"--apply-chat-template-kwargs must be a JSON object, not {args.apply_chat_template_kwargs!r}"
+    return None
+
+
+def _heads(args: Args) -> str | None:
+    heads, groups = args.num_attention_heads, args.num_query_groups
+    if heads and groups and heads % groups:
+        return f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}"
+    return None
+
+
+RULES: tuple[Rule, ...] = (
+    _set_by_colloid,
+    _context,
+    _greedy,
+    _clip,
+    _data_parallel,
+    _over_sampling,
+    _schedule,
+    _template_kwargs,
+    _heads,
+)
+RUN_RULES: tuple[Rule, ...] = (_entry, _model_options, _model_family, _backend, _prompt_data, _eval_data, _hook_files)
+
+
+def warnings(args: Args) -> list[str]:
+    """What is allowed, but probably not meant."""
+    found = []
+    unused = sglang.unused_by_embedded(args.given)
+    if args.rollout_engine == "embedded" and unused:
+        names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
+        found.append(f"the embedded engine has no use for {names}")
+    if args.eval_interval is not None and not args.eval_prompt_data:
+        found.append(f"--eval-interval {args.eval_interval} has no effect without --eval-prompt-data")
+    if "kl_loss_coef" in args.given and args.kl_loss_coef and not args.use_kl_loss:
+        found.append(f"--kl-loss-coef {args.kl_loss_coef} has no effect without --use-kl-loss")
+    if args.use_kl_loss and not args.kl_loss_coef:
+        found.append("--use-kl-loss only logs the KL: --kl-loss-coef is 0")
+    if args.use_kl_loss and args.kl_loss_type == "k1":
+        found.append("--kl-loss-type k1 holds nothing: its gradient is zero in expectation on-policy; low_var_kl does")
+    if args.n_samples_per_prompt == 1 and args.grpo_std_normalization and args.rewards_normalization:
+        found.append("--n-samples-per-prompt 1: a group of one has advantage 0, so nothing is learned")
+    return found

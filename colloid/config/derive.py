@@ -1,0 +1,188 @@
+"""What follows from the given options: devices, batch sizes, evaluation settings, schedules.
+
+Each function sets attributes that were left open, and nothing that the user gave. Rules between options are in
+`checks.py`; what a value cannot be derived from is an error here, with its numbers.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from colloid.config.args import Args
+from colloid.config.devices import num_cuda_devices
+from colloid.errors import ConfigError
+
+
+def _default(args: Args, **values: Any) -> None:
+    for name, value in values.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+
+
+def resolve_devices(args: Args) -> None:
+    """Sets `device`, the numbers of ranks, slots and engines, backend and precision.
+
+    On CPU the `--*-num-gpus*` options count processes.
+    """
+    gpus = num_cuda_devices() if args.device in ("auto", "cuda") else 0
+    if args.device == "cuda" and not gpus:
+        raise ConfigError("--device cuda: there is no CUDA device here; leave it out, or take --device cpu")
+    args.device = "cuda" if gpus else "cpu"
+    counts = ("actor_num_gpus_per_node", "rollout_num_gpus", "colocate")
+    if gpus and not args.given & {*counts, "actor_num_nodes"}:
+        args.colocate, args.actor_num_gpus_per_node = True, gpus
+    _default(args, actor_num_gpus_per_node=max(1, gpus // args.actor_num_nodes) if args.colocate else 1)
+    args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
+    _default(args, rollout_num_gpus=args.world_size if args.colocate else args.rollout_num_gpus_per_engine)
+    if args.rollout_num_gpus % args.rollout_num_gpus_per_engine:
+        raise ConfigError(
+            f"--rollout-num-gpus {args.rollout_num_gpus} is not a multiple of --rollout-num-gpus-per-engine "
+            f"{args.rollout_num_gpus_per_engine}"
+        )
+    args.num_engines = args.rollout_num_gpus // args.rollout_num_gpus_per_engine
+    if args.rollout_engine == "auto":
+        args.rollout_engine = "embedded"
+    if args.device == "cuda":
+        args.warnings.append("engines for CUDA are not supported yet: the embedded engine generates on the CPU")
+    elif args.rollout_num_gpus_per_engine > 1:
+        args.warnings.append("on CPU an engine is one process, whatever --rollout-num-gpus-per-engine says")
+    _default(args, distributed_backend="nccl" if args.device == "cuda" else "gloo")
+    _default(args, transformer_impl="transformer_engine" if args.device == "cuda" else "local")
+    if "bf16" not in args.given:
+        args.bf16 = args.device == "cuda"
+    args.params_dtype = "bfloat16" if args.bf16 else "float32"
+
+
+def resolve_batch_sizes(args: Args) -> None:
+    """Makes `rollout_batch_size * n_samples_per_prompt = global_batch_size * num_steps_per_rollout` hold.
+
+    What is missing of the four is derived: first the steps or the global batch size, then (where these contradict the
+    defaults) the rollout batch size or the number of samples.
+
+    Raises:
+        ConfigError: the given ones contradict each other; shows the equation with its numbers.
+    """
+    given_prompts, given_samples = args.rollout_batch_size, args.n_samples_per_prompt
+    prompts, samples = given_prompts or 32, given_samples or 8
+    batch, steps = args.global_batch_size, args.num_steps_per_rollout
+    total = prompts * samples
+    if batch is None:
+        steps = steps or 1
+        batch = total // steps
+    elif steps is None:
+        steps = max(1, total // batch)
+    if prompts * samples != batch * steps:
+        if given_prompts is None and (batch * steps) % samples == 0:
+            prompts = batch * steps // samples
+        elif given_samples is None and (batch * steps) % prompts == 0:
+            samples = batch * steps // prompts
+        elif given_prompts is None and given_samples is None:
+            prompts, samples = batch * steps, 1
+    if prompts * samples != batch * steps:
+        raise ConfigError(_equation(args, prompts, samples, batch, steps))
+    args.rollout_batch_size, args.n_samples_per_prompt = prompts, samples
+    args.global_batch_size, args.num_steps_per_rollout = batch, steps
+    _default(args, over_sampling_batch_size=prompts)
+
+
+def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) -> str:
+    left = f"{prompts} × {samples} = {prompts * samples}"
+    if "global_batch_size" not in args.given:
+        return (
+            "rollout_batch_size × n_samples_per_prompt must be a multiple of num_steps_per_rollout, but "
+            f"{left} is no multiple of {steps}"
+        )
+    if "num_steps_per_rollout" not in args.given:
+        return (
+            "rollout_batch_size × n_samples_per_prompt must be a multiple of global_batch_size, but "
+            f"{left} is no multiple of {batch}"
+        )
+    return (
+        "rollout_batch_size × n_samples_per_prompt = global_batch_size × num_steps_per_rollout does not hold: "
+        f"{left}, but {batch} × {steps} = {batch * steps}. Change one of the four, or leave one out"
+    )
+
+
+_EVALUATION = {
+    "eval_temperature": "rollout_temperature",
+    "eval_top_p": "rollout_top_p",
+    "eval_top_k": "rollout_top_k",
+    "eval_max_response_len": "rollout_max_response_len",
+    "eval_max_prompt_len": "rollout_max_prompt_len",
+    "eval_max_context_len": "rollout_max_context_len",
+    "eval_input_key": "input_key",
+    "eval_label_key": "label_key",
+    "eval_tool_key": "tool_key",
+    "eval_reward_key": "reward_key",
+}
+
+
+def resolve_evaluation(args: Args) -> None:
+    """Evaluation settings that were left open are those of the rollout; `eval_prompt_data` becomes (name, path) pairs.
+
+    Raises:
+        ConfigError: names and paths do not pair up, or a name comes twice.
+    """
+    for name, source in _EVALUATION.items():
+        _default(args, **{name: getattr(args, source)})
+    words = args.eval_prompt_data or []
+    if len(words) == 1:
+        words = [os.path.splitext(os.path.basename(words[0]))[0], words[0]]
+    if len(words) % 2:
+        raise ConfigError(
+            f"--eval-prompt-data takes pairs of name and file, but got {len(words)} words: {' '.join(words)}"
+        )
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigError(f"--eval-prompt-data: the name {twice[0]!r} comes twice")
+    args.eval_prompt_data = pairs
+
+
+def resolve_algorithm(args: Args) -> None:
+    """Sets the policy loss, the upper clip range and the transport."""
+    _default(args, policy_loss="ppo", eps_clip_high=args.eps_clip)
+    if args.update_weight_transport == "auto":
+        args.update_weight_transport = "tensor"
+
+
+def resolve_schedule(args: Args) -> None:
+    """Sets `num_epoch` where there is no number of rollouts, and the schedules where there is one."""
+    if args.num_rollout is None:
+        _default(args, num_epoch=1)
+        args.train_iters = None
+    else:
+        if args.num_epoch is not None:
+            args.warnings.append(f"--num-epoch {args.num_epoch} is ignored: --num-rollout {args.num_rollout} is given")
+        _set_iterations(args)
+
+
+def resolve_num_rollout(args: Args, dataset_length: int) -> int:
+    """The number of rollouts; derived from the data where it was not given. Sets the schedules with it.
+
+    Args:
+        dataset_length: prompts in the data set, after filtering.
+
+    Raises:
+        ConfigError: the data does not fill one rollout.
+    """
+    if args.num_rollout is None:
+        total = args.num_epoch * dataset_length
+        if total < args.rollout_batch_size:
+            raise ConfigError(
+                f"{args.prompt_data} has {dataset_length} prompts: {args.num_epoch} × {dataset_length} is less than "
+                f"one --rollout-batch-size {args.rollout_batch_size}. Lower it, or raise --num-epoch"
+            )
+        args.num_rollout = total // args.rollout_batch_size
+        _set_iterations(args)
+    return args.num_rollout
+
+
+def _set_iterations(args: Args) -> None:
+    """Optimizer steps of the run, of the decay of the learning rate (all of them), and of its warm-up."""
+    args.train_iters = args.num_rollout * args.num_steps_per_rollout
+    _default(args, lr_decay_iters=args.train_iters)
+    if args.lr_warmup_fraction is not None:
+        args.lr_warmup_iters = int(args.lr_warmup_fraction * args.lr_decay_iters)

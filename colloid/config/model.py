@@ -1,0 +1,178 @@
+"""The model of a run: its directory, its `config.json`, the arguments that follow, and where weights come from."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from colloid.config.args import Args
+from colloid.config.tables import tables
+from colloid.errors import ConfigError
+from colloid.models import hf
+
+MARKER = "latest_checkpointed_iteration.txt"
+"""The file in a checkpoint directory that names the last good one."""
+
+_DEFAULTS = {
+    "rotary_base": 10000,
+    "rotary_percent": 1.0,
+    "norm_epsilon": 1e-5,
+    "make_vocab_size_divisible_by": 1,
+    "rope_scaling_factor": 8.0,
+    "rotary_scaling_factor": 1.0,
+}
+"""Model arguments where neither the user nor a `config.json` says anything (a plan without the model)."""
+
+
+def resolve_load(args: Args) -> None:
+    """Decides what `--load` is: sets `resume_from`, or makes it the start weights.
+
+    Raises:
+        ConfigError: it is neither a checkpoint directory, nor a Hugging Face directory, nor empty or missing; or the
+            marker names a checkpoint that is not there.
+    """
+    args.resume_from = None
+    load = args.load
+    if load is None or not os.path.exists(load):
+        if load is not None and args.ckpt_step is not None:
+            raise ConfigError(f"--ckpt-step {args.ckpt_step}: {load} does not exist")
+        return
+    if not os.path.isdir(load):
+        raise ConfigError(f"--load {load} is a file; give a directory of checkpoints or a Hugging Face directory")
+    marker = os.path.join(load, MARKER)
+    if os.path.isfile(marker) or args.ckpt_step is not None:
+        args.resume_from = _committed(load, marker, args.ckpt_step)
+    elif re.fullmatch(r"iter_\d{7,}", os.path.basename(os.path.normpath(load))):
+        args.resume_from = os.path.normpath(load)
+    elif os.path.isfile(os.path.join(load, "config.json")):
+        args.init_checkpoint = load
+    elif any(not name.startswith(".writing_") for name in os.listdir(load)):
+        raise ConfigError(
+            f"--load {load} holds neither checkpoints ({MARKER}) nor a Hugging Face model (config.json); give another "
+            "directory, or an empty or new one to start afresh"
+        )
+
+
+def _committed(load: str, marker: str, step: int | None) -> str:
+    if step is None:
+        with open(marker, encoding="utf-8") as file:
+            text = file.read().strip()
+        if not text.isdigit():
+            raise ConfigError(f"{marker} must hold a number, not {text!r}: choose a checkpoint with --ckpt-step")
+        step = int(text)
+    directory = os.path.join(load, f"iter_{step:07d}")
+    if not os.path.isdir(directory):
+        there = ", ".join(sorted(name for name in os.listdir(load) if name.startswith("iter_"))) or "none"
+        raise ConfigError(f"there is no checkpoint {directory}; there are: {there}")
+    return directory
+
+
+def resolve_model(args: Args) -> None:
+    """Sets `hf_checkpoint`, `hf_config`, `model_type`, `init_checkpoint`, `ref_load` and the model arguments.
+
+    Without a model at hand, `--dry-run` goes on with the model arguments alone.
+
+    Raises:
+        ConfigError: the model is missing, or given arguments differ from its `config.json`.
+    """
+    values = args.as_dict(redact=False)
+    init = values.get("init_checkpoint")
+    name = values["hf_checkpoint"] or init
+    directory = hf.find_model(name) if name else None
+    if directory is None or not os.path.isfile(os.path.join(directory, "config.json")):
+        _without_model(args, name, directory)
+        return
+    config = hf.read_hf_config(directory)
+    args.hf_checkpoint, args.hf_config, args.model_type = directory, config, config.get("model_type")
+    args.init_checkpoint = init or directory
+    args.ref_load = _model_directory(values["ref_load"], "--ref-load") if values["ref_load"] else args.init_checkpoint
+    derived = hf.model_arguments(config)
+    _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
+    for option, other in (("--load", args.init_checkpoint), ("--ref-load", args.ref_load)):
+        if os.path.realpath(other) != os.path.realpath(directory):
+            _same_model(derived, hf.model_arguments(hf.read_hf_config(other)), option, other, directory)
+    args.derive({key: value for key, value in derived.items() if key not in args.given})
+    _fill_defaults(args)
+
+
+def _without_model(args: Args, name: str | None, directory: str | None) -> None:
+    if not args.dry_run:
+        if not name:
+            raise ConfigError("no model: give its Hugging Face directory with --hf-checkpoint DIR")
+        if directory is not None:
+            raise ConfigError(f"--hf-checkpoint {name} has no config.json: it is not a Hugging Face model directory")
+        raise ConfigError(
+            f"--hf-checkpoint {name}: there is no such directory, and no such model in the local Hugging Face cache. "
+            f"Nothing is downloaded during a run: fetch it first (`hf download {name} --local-dir DIR`) and give DIR"
+        )
+    args.hf_config, args.model_type = {}, None
+    args.init_checkpoint = args.init_checkpoint or name
+    args.ref_load = args.ref_load or args.init_checkpoint
+    if name and directory is None:
+        args.warnings.append(f"the model {name} is not on this machine: planned from the model arguments alone")
+    _fill_defaults(args)
+
+
+def _fill_defaults(args: Args) -> None:
+    values = args.as_dict(redact=False)
+    heads = values["num_attention_heads"]
+    follow = dict(_DEFAULTS)
+    if heads:
+        follow["num_query_groups"] = heads
+        follow["kv_channels"] = (values["hidden_size"] or 0) // heads or None
+    for key, value in follow.items():
+        if values[key] is None:
+            setattr(args, key, value)
+
+
+def _model_directory(name: str, option: str) -> str:
+    directory = hf.find_model(name)
+    if directory is None:
+        raise ConfigError(f"{option} {name}: there is no such directory")
+    if os.path.isfile(os.path.join(directory, MARKER)):
+        raise ConfigError(f"{option} {name}: checkpoints are not supported yet; give a Hugging Face directory")
+    hf.read_hf_config(directory)
+    return directory
+
+
+def _compare(args: Args, derived: dict[str, Any], path: str, source: str) -> None:
+    differences = []
+    for dest in sorted(derived.keys() & args.given):
+        given = getattr(args, dest)
+        if not _equal(given, derived[dest]):
+            option = tables().by_dest[dest][0]
+            shown = f"{option.flag} {given}" if option.takes_value else option.flag
+            differences.append(f"{shown} but {_describe(dest, derived[dest])}")
+    if args.vocab_size and "padded_vocab_size" in args.given and args.padded_vocab_size < args.vocab_size:
+        differences.append(
+            f"--padded-vocab-size {args.padded_vocab_size} is less than the vocabulary {args.vocab_size}"
+        )
+    if differences:
+        raise ConfigError(
+            f"the model arguments do not fit {path} (from {source}): {'; '.join(differences)}. Leave them out, or give "
+            "the model that they belong to"
+        )
+
+
+def _describe(dest: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"the model has {dest}={value}"
+    return f"the model has {value}"
+
+
+def _equal(given: Any, derived: Any) -> bool:
+    numbers = (int, float)
+    if isinstance(given, numbers) and isinstance(derived, numbers) and not isinstance(given, bool):
+        return abs(given - derived) <= 1e-9 * max(abs(given), abs(derived))
+    return given == derived
+
+
+def _same_model(ours: dict, theirs: dict, option: str, other: str, directory: str) -> None:
+    different = [
+        f"{key} is {theirs.get(key)} and {ours.get(key)}"
+        for key in sorted(ours.keys() | theirs.keys())
+        if key != "max_position_embeddings" and not _equal(ours.get(key), theirs.get(key))
+    ]
+    if different:
+        raise ConfigError(f"{option} {other} is another model than --hf-checkpoint {directory}: {'; '.join(different)}")

@@ -1,0 +1,126 @@
+"""From a command line to `Args`: parse, derive, check, in this order."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from colloid.config import checks, derive, model, rundir
+from colloid.config.args import Args
+from colloid.config.files import read_config
+from colloid.config.tables import tables
+from colloid.config.tokens import HELP, parse_mapping, parse_tokens
+from colloid.errors import ConfigError
+
+EXIT_USAGE = 2
+
+
+def parse(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
+    """The resolved and checked options.
+
+    Args:
+        argv: without the program's name; None: this process's.
+        entry: "train" or "train_async".
+
+    Raises:
+        ConfigError: an option is unknown, wrong, contradicts another, or is not supported yet.
+    """
+    line = parse_tokens(sys.argv[1:] if argv is None else list(argv))
+    chosen = _read_files(line)
+    args = Args({**tables().defaults(), **chosen}, given=chosen.keys())
+    args.entry, args.warnings, args.init_checkpoint = entry, [], None
+    resolve(args)
+    args.forget_reads()
+    args.mark_read(*_READ_BY_PARSING)
+    args.mark_read(*(dest for dest in args.given if dest.startswith(("router_", "sglang_"))))
+    args.mark_read(*(args.given & args.derived))
+    return args
+
+
+_READ_BY_PARSING = [
+    "config",
+    "custom_config_path",
+    "dry_run",
+    "outputs_dir",
+    "run_name",
+    "device",
+    "load",
+    "ckpt_step",
+    "num_epoch",
+    "hf_checkpoint",
+    "ref_load",
+    "train_backend",
+    "rollout_engine",
+    "rollout_num_gpus",
+    "use_tensorboard",
+    "bf16",
+    "global_batch_size",
+    "num_steps_per_rollout",
+    "eps_clip",
+    "update_weight_transport",
+    "update_weight_mode",
+    "lr_warmup_fraction",
+]
+"""Options whose effect is on others, or on what is made of them here."""
+
+
+def _read_files(line: dict[str, object]) -> dict[str, object]:
+    """Options of `--config`, then of `--custom-config-path`, then of the command line: the later wins."""
+    chosen: dict[str, object] = {}
+    if line.get("config"):
+        path = str(line["config"])
+        chosen, _ = parse_mapping(read_config(path, "--config"), path)
+        if chosen.keys() & {"config"}:
+            raise ConfigError(f"{path}: a config file cannot name another one")
+    custom = line.get("custom_config_path") or chosen.get("custom_config_path")
+    if custom:
+        known, others = parse_mapping(read_config(str(custom), "--custom-config-path"), str(custom), allow_unknown=True)
+        taken = sorted(name for name in others if hasattr(Args, name))
+        if taken:
+            raise ConfigError(f"{custom}: {taken[0]!r} is a method of args; take another name")
+        chosen = {**chosen, **known, **others}
+    return {dest: value for dest, value in {**chosen, **line}.items() if value is not None}
+
+
+def resolve(args: Args) -> None:
+    """Sets all that follows from the given options, then checks them."""
+    early = checks.not_supported(args, at_run=False)
+    if early:
+        raise ConfigError("not supported yet: " + ", ".join(early))
+    derive.resolve_devices(args)
+    derive.resolve_batch_sizes(args)
+    derive.resolve_algorithm(args)
+    derive.resolve_evaluation(args)
+    derive.resolve_schedule(args)
+    model.resolve_load(args)
+    model.resolve_model(args)
+    rundir.resolve_run_directory(args)
+    if args.deterministic:
+        args.sglang_enable_deterministic_inference = True
+    checks.check(args)
+    args.warnings += checks.warnings(args)
+
+
+def parse_args(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
+    """`parse` for a program: `--help` and `--dry-run` print and end it, errors end it with 2, without a traceback."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    asked = next((word for word in words if word in HELP), None)
+    if asked is not None:
+        from colloid.config.help import help_text
+
+        print(help_text(HELP[asked], entry))
+        raise SystemExit(0)
+    try:
+        args = parse(words, entry)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(EXIT_USAGE) from None
+    for warning in args.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if args.dry_run:
+        from colloid.config.plan import describe_options, describe_plan
+
+        print(describe_options(args))
+        print(describe_plan(args))
+        raise SystemExit(0)
+    return args

@@ -1,0 +1,84 @@
+"""What `--dry-run` prints: the resolved options, and the processes that a run would start."""
+
+from __future__ import annotations
+
+from colloid.config.args import Args
+from colloid.config.checks import not_supported
+from colloid.config.tables import tables
+
+
+def describe_options(args: Args) -> str:
+    """The resolved options of colloid, by group, and what was given of the other categories. Given ones have a `*`."""
+    values = args.as_dict()
+    lines = ["options (* given):"]
+    for option in tables().options:
+        if option.dest not in values or option is not tables().by_dest[option.dest][0]:
+            continue
+        given, value = option.dest in args.given, values[option.dest]
+        own = option.category == "colloid" and option.built != () and value not in (None, [], {}, ())
+        model = option.dest in args.derived
+        if given or own or model:
+            lines.append(f"  {'*' if given else ' '} {option.dest}: {value}")
+    return "\n".join(lines)
+
+
+def describe_plan(args: Args) -> str:
+    """The processes of the run and their device slots, and what of it does not work in this version."""
+    slot = "GPU" if args.device == "cuda" else "process"
+    ranks, engines = args.world_size, args.num_engines
+    per_engine = args.rollout_num_gpus_per_engine
+    per_engine_text = f"{per_engine} slot{'s' * (per_engine > 1)} each"
+    model = args.hf_checkpoint or "from the model arguments"
+    rollouts = (
+        args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
+    )
+    total = max(ranks, args.rollout_num_gpus) if args.colocate else ranks + args.rollout_num_gpus
+    trainer_slots = f"slots {_range(0, ranks)}"
+    first = 0 if args.colocate else ranks
+    engine_slots = f"slots {_range(first, args.rollout_num_gpus)}"
+    lines = [
+        f"plan ({args.device}, {total} device slots, one a {slot}):",
+        "  driver           1 process: the loop",
+        "  rollout manager  1 process: data, scheduling, rewards",
+        f"  router           1 process: sglang-router, {_router(args)}",
+        f"  engines          {engines} × {args.rollout_engine}, {per_engine_text}: {engine_slots}",
+        f"  trainer          {ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, "
+        f"{args.distributed_backend}: {trainer_slots}{' (colocated)' if args.colocate else ''}",
+        f"  model            {model} ({args.model_type or 'family unknown'})",
+        f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
+        f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",
+        f"  rollouts         {rollouts}",
+        f"  start            {args.resume_from or args.init_checkpoint or 'the model'}",
+        f"  run directory    {args.run_dir}",
+        f"  checkpoints      {_checkpoints(args)}",
+    ]
+    later = not_supported(args, at_run=True)
+    if later:
+        lines += ["  not supported yet; a run would refuse:"] + [f"    {name}" for name in later]
+    return "\n".join(lines)
+
+
+def _range(first: int, count: int) -> str:
+    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+
+
+def _router(args: Args) -> str:
+    return f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
+
+
+def _layout(args: Args) -> str:
+    parallel = {
+        "TP": args.tensor_model_parallel_size,
+        "PP": args.pipeline_model_parallel_size,
+        "CP": args.context_parallel_size,
+        "EP": args.expert_model_parallel_size,
+    }
+    inner = parallel["TP"] * parallel["PP"] * parallel["CP"]
+    sizes = {**parallel, "DP": args.world_size // inner if args.world_size % inner == 0 else 0}
+    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank" * (args.world_size == 1)
+
+
+def _checkpoints(args: Args) -> str:
+    if args.save is None:
+        return "none (--save-interval N turns them on)"
+    return f"{args.save}, " + (f"each {args.save_interval} rollouts" if args.save_interval else "at the end")

@@ -1,0 +1,59 @@
+"""The run directory: `<outputs-dir>/<run-name>`, or the one that `--load` goes on in."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from colloid.config.args import Args
+from colloid.errors import ConfigError
+
+CHECKPOINTS = "checkpoints"
+
+
+def resolve_run_directory(args: Args) -> None:
+    """Sets `run_dir`, `run_name` and `save`. Makes no directory.
+
+    Raises:
+        ConfigError: the directory holds another run.
+    """
+    name, load, resume = args.run_name, args.load, args.resume_from
+    if name is not None and not re.fullmatch(r"[\w.+=@,-]+", name):
+        raise ConfigError(f"--run-name {name!r}: letters, digits and ._+=@,- are allowed")
+    if name is None and load is not None and os.path.basename(os.path.normpath(load)) == CHECKPOINTS:
+        args.run_dir = os.path.dirname(os.path.normpath(load)) or "."
+        args.run_name = os.path.basename(os.path.abspath(args.run_dir))
+    else:
+        args.run_name = name or _free_name(args.outputs_dir)
+        args.run_dir = os.path.join(args.outputs_dir, args.run_name)
+    continues = resume is not None and _within(resume, args.run_dir)
+    if os.path.exists(args.run_dir) and not os.path.isdir(args.run_dir):
+        raise ConfigError(f"the run directory {args.run_dir} is a file: choose another --run-name")
+    if not continues and os.path.isdir(args.run_dir) and os.listdir(args.run_dir):
+        checkpoints = os.path.join(args.run_dir, CHECKPOINTS)
+        raise ConfigError(
+            f"the run directory {args.run_dir} holds a run already: choose another --run-name, remove it, or go on "
+            f"with it by --load {checkpoints}"
+            + (
+                ""
+                if os.path.isdir(checkpoints)
+                else " (it has no checkpoints yet: it was run without --save-interval, or ended before)"
+            )
+        )
+    if args.save is None and args.save_interval is not None:
+        args.save = os.path.join(args.run_dir, CHECKPOINTS)
+
+
+def _free_name(outputs_dir: str) -> str:
+    base = time.strftime("%Y%m%d-%H%M%S")
+    name, number = base, 1
+    while os.path.exists(os.path.join(outputs_dir, name)):
+        number += 1
+        name = f"{base}-{number}"
+    return name
+
+
+def _within(path: str, directory: str) -> bool:
+    path, directory = os.path.realpath(path), os.path.realpath(directory)
+    return os.path.commonpath([path, directory]) == directory
