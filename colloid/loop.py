@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from colloid.cluster.run import Run
@@ -19,7 +20,7 @@ logger = logging.getLogger(__name__)
 def train(args: Any) -> None:
     """Synchronous training: each rollout is generated with the weights that the rollout before it trained."""
     setup_logging(args.run_dir, "driver")
-    args.save_to_run_dir()
+    args.write_yaml(Path(args.run_dir) / "args.yaml")
     with Run(args) as run:
         start = run.start_rollout_id
         writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
@@ -38,7 +39,7 @@ def train(args: Any) -> None:
                 with clock("save_time"):
                     run.save(rollout_id)
             with clock("update_weights_time"):
-                run.sync_weights()
+                metrics |= run.sync_weights()
 
             metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
             writer.log(rollout_id, metrics)
