@@ -10,7 +10,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly VENV=.venv
 readonly STAMP="$VENV/colloid-setup"
-readonly LOG="$VENV/setup.log"
 readonly CPU_TORCH="torch==2.13.0"
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_USER=0 PYTHONNOUSERSITE=1
 
@@ -65,7 +64,7 @@ make_venv() {
 }
 
 install_torch() {
-    if "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+    if "$VENV/bin/python" -W ignore -c 'import torch' 2>/dev/null; then
         say "torch $(torch_version) is there"
         return
     fi
@@ -76,7 +75,7 @@ install_torch() {
     # Unquoted, so that COLLOID_TORCH can hold options of pip's too (--index-url …).
     # shellcheck disable=SC2086
     pip_install "torch" $torch
-    "$VENV/bin/python" -c 'import torch' || fail "torch was installed but cannot be imported (see above)"
+    "$VENV/bin/python" -W ignore -c 'import torch' || fail "torch was installed but cannot be imported (see above)"
 }
 
 # torch comes first and is held fast here: else pip may replace it, to satisfy something else, by another build.
@@ -90,9 +89,9 @@ pip_install() {
     local what=$1 bar=off
     shift
     if [[ -t 1 ]]; then bar=on; fi
-    "$VENV/bin/python" -m pip install -qq --progress-bar "$bar" --log "$LOG" "$@" ||
-        fail "pip could not install $what: the reason is above, the whole log in $LOG. pip's own settings (index, proxy," \
-            "certificate) apply: see '$VENV/bin/python -m pip config list'"
+    "$VENV/bin/python" -m pip install -qq --progress-bar "$bar" "$@" ||
+        fail "pip could not install $what: the reason is above. pip's own settings (index, proxy, certificate) apply:" \
+            "see '$VENV/bin/python -m pip config list'"
 }
 
 torch_version() { "$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))'; }
