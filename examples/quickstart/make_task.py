@@ -15,7 +15,7 @@ import argparse
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 NUMBERS = range(1, 100)
@@ -46,7 +46,7 @@ def distinct_triples(generator: random.Random) -> Iterator[list[int]]:
             yield triple
 
 
-def make_row(numbers: list[int]) -> dict:
+def make_row(numbers: Sequence[int]) -> dict:
     """The prompt as messages, and the right answer."""
     return {
         "prompt": [

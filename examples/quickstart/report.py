@@ -70,7 +70,7 @@ def _samples(path: Path) -> dict[str, tuple[str, float]]:
     import pyarrow.parquet
 
     table = pyarrow.parquet.read_table(path, columns=["prompt", "response", "reward"]).to_pylist()
-    return {str(row["prompt"]): (row["response"], float(row["reward"])) for row in table}
+    return {str(row["prompt"]): (row["response"], float(row["reward"] or 0.0)) for row in table}
 
 
 def _numbers(prompt: str) -> str:

@@ -67,7 +67,7 @@ def test_reward_is_for_the_right_number_alone(response, status, expected):
 def write_answers(run_dir, rollout_id, answers):
     (run_dir / "rollouts").mkdir(exist_ok=True)
     rows = [
-        {"prompt": f"Which number is the largest: {key}?", "response": text, "reward": reward}
+        {"prompt": json.dumps(make_task.make_row(key)["prompt"]), "response": text, "reward": reward}
         for key, (text, reward) in answers.items()
     ]
     pyarrow.parquet.write_table(
@@ -81,8 +81,8 @@ def test_report_shows_scores_and_what_became_right_first(tmp_path, monkeypatch, 
         for step, reward in enumerate([0.3, 0.4, 0.5, 0.8, 0.9]):
             writer.log(step, {"rollout/raw_reward": reward})
         writer.log(5, {"eval/heldout": 0.85})
-    write_answers(tmp_path, 2, {"1, 2, 3": (" 3.", 1.0), "9, 5, 4": (" 4.", 0.0)})
-    write_answers(tmp_path, 10, {"1, 2, 3": (" 3.", 1.0), "9, 5, 4": (" 9.", 1.0)})
+    write_answers(tmp_path, 2, {(1, 2, 3): (" 3.", 1.0), (9, 5, 4): (" 4.", None)})
+    write_answers(tmp_path, 10, {(1, 2, 3): (" 3.", 1.0), (9, 5, 4): (" 9.", 1.0)})
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     report.main()
     shown = capsys.readouterr().out
