@@ -81,8 +81,8 @@ class Args:
         return self._derived
 
     def derive(self, values: dict[str, Any]) -> None:
-        """Sets attributes that follow from the model."""
-        self._values.update(values)
+        """Sets attributes that follow from the model, but for those that the user gave."""
+        self._values.update({name: value for name, value in values.items() if name not in self._given})
         self.__dict__["_derived"] = self._derived | values.keys()
 
     def options_read(self) -> set[str]:
@@ -105,6 +105,13 @@ class Args:
         """Attributes and values; `redact`: without keys, passwords and the like."""
         chosen = self._values if only is None else {key: self._values[key] for key in only if key in self._values}
         return {key: redacted(key, value) if redact else value for key, value in chosen.items()}
+
+    def save_to_run_dir(self) -> str:
+        """Writes `args.yaml` into the run directory, which is made where it is missing. Returns the path."""
+        os.makedirs(self.run_dir, exist_ok=True)
+        path = os.path.join(self.run_dir, "args.yaml")
+        self.write_yaml(path)
+        return path
 
     def write_yaml(self, path: str | os.PathLike[str]) -> None:
         """Writes all attributes as YAML, without secrets; those that the user set come first.

@@ -90,7 +90,7 @@ def _file(option: str, path: str) -> str | None:
 
 
 def _hook_files(args: Args) -> str | None:
-    for dest in ("custom_rm_path", "custom_generate_function_path", "dynamic_sampling_filter_path"):
+    for dest in ("custom_rm_path", "custom_generate_function_path", "dynamic_sampling_filter_path", "buffer_filter_path"):
         path = getattr(args, dest)
         file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
         if file.endswith(".py") and not os.path.isfile(file):

@@ -275,6 +275,8 @@ def _fields(args: Args, owner: str) -> dict[str, Any]:
         option = tables().by_name.get(row["flag"].split("|")[0])
         if class_name != owner or option is None or option.dest not in chosen:
             continue
+        if option.category != "megatron" and option.dest not in ("lr", "clip_grad"):
+            continue
         value = getattr(args, option.dest)
         if value is not None:
             fields[field] = value

@@ -92,7 +92,7 @@ def resolve_model(args: Args) -> None:
     for option, other in (("--load", args.init_checkpoint), ("--ref-load", args.ref_load)):
         if os.path.realpath(other) != os.path.realpath(directory):
             _same_model(derived, hf.model_arguments(hf.read_hf_config(other)), option, other, directory)
-    args.derive({key: value for key, value in derived.items() if key not in args.given})
+    args.derive(derived)
     _fill_defaults(args)
 
 

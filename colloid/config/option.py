@@ -82,7 +82,7 @@ class Option:
         """Whether the value works in this version."""
         if self.built is None or value == self.default or value in self.built:
             return True
-        return value is (True if self.kind == OFF else False)
+        return value is (self.kind == OFF)
 
     def convert(self, value: Any, source: str) -> Any:
         """The value of the option, from a text (or, for lists, texts) or from a typed value of a config file.

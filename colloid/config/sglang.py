@@ -96,12 +96,12 @@ _BOUNDS: dict[str, dict[str, float]] = {
 }
 
 
-def options() -> list[Option]:
+def sglang_rows() -> list[Option]:
     """SGLang's options as rows, with the prefix `--sglang-`."""
     return [_option(row, "sglang") for row in tsv.read("sglang")]
 
 
-def router_options() -> list[Option]:
+def router_rows() -> list[Option]:
     """sglang-router's options as rows, with the prefix `--router-`."""
     return [_option(row, "router") for row in tsv.read("router")]
 
@@ -146,11 +146,11 @@ _KINDS = {
 def given(args: Args, category: str) -> dict[str, Any]:
     """The given options of `sglang` or `router`, by their name there (`mem_fraction_static`)."""
     prefix = f"{category}_"
-    table = {option.dest for option in (options() if category == "sglang" else router_options())}
+    table = {option.dest for option in (sglang_rows() if category == "sglang" else router_rows())}
     return {dest.removeprefix(prefix): getattr(args, dest) for dest in sorted(args.given & table)}
 
 
-def embedded_engine_options(args: Args) -> dict[str, Any]:
+def embedded_options(args: Args) -> dict[str, Any]:
     """Command-line options of the embedded engine, without the dashes (`{"dtype": "float32"}`); True: no value."""
     chosen = {name: value for name, value in given(args, "sglang").items() if name in EMBEDDED_USES}
     chosen.setdefault("dtype", args.params_dtype)
@@ -159,7 +159,7 @@ def embedded_engine_options(args: Args) -> dict[str, Any]:
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
 
 
-def router_arguments(args: Args) -> dict[str, Any]:
+def router_options(args: Args) -> dict[str, Any]:
     """Fields of `sglang_router.RouterArgs` that the user gave."""
     renamed = {"tls_cert_path": "server_cert_path", "tls_key_path": "server_key_path"}
     return {
@@ -170,4 +170,4 @@ def router_arguments(args: Args) -> dict[str, Any]:
 def unused_by_embedded(given_dests: frozenset[str]) -> list[str]:
     """Attributes of given `--sglang-*` options that the embedded engine has no use for."""
     used = {f"sglang_{name}" for name in EMBEDDED_USES} | SET_BY_COLLOID.keys()
-    return sorted({option.dest for option in options()} & given_dests - used)
+    return sorted({option.dest for option in sglang_rows()} & given_dests - used)

@@ -34,4 +34,4 @@ class Tables:
 @lru_cache(maxsize=1)
 def tables() -> Tables:
     """The tables; read once."""
-    return Tables([*schema.options(), *megatron.options(), *sglang.options(), *sglang.router_options()])
+    return Tables([*schema.options(), *megatron.options(), *sglang.sglang_rows(), *sglang.router_rows()])

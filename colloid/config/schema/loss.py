@@ -44,7 +44,7 @@ ALGORITHM = (
     opt("--use-kl-loss", FLAG, None, "Add the KL to the reference model to the loss."),
     opt("--kl-loss-coef", "float", 0.0, "Its coefficient.", low=0),
     opt("--kl-loss-type", "str", "low_var_kl", "Its estimator.", choices=("k1", "k2", "k3", "low_var_kl")),
-    opt("--use-unbiased-kl", FLAG, None, "Weigh it by the ratio.", **LATER),
+    opt("--use-unbiased-kl", FLAG, None, "Weigh it by the ratio."),
     opt("--kl-coef", "float", 0.0, "KL penalty in the rewards.", low=0, **LATER),
     opt("--entropy-coef", "float", 0.0, "Coefficient of the entropy bonus."),
     opt("--calculate-per-token-loss", FLAG, None, "Every token weighs the same, rather than every rollout."),

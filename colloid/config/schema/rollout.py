@@ -104,7 +104,7 @@ HOOKS = (
     opt(
         "--rollout-data-postprocess-path", "str", None, "Function called on the trainer rank after log-probs.", **LATER
     ),
-    opt("--buffer-filter-path", "str", None, "Function that chooses groups from the buffer.", **LATER),
+    opt("--buffer-filter-path", "str", None, "Function that chooses groups from the buffer."),
     opt("--custom-rollout-log-function-path", "str", None, "Logs rollouts.", **LATER),
     opt("--custom-eval-rollout-log-function-path", "str", None, "Logs evaluations.", **LATER),
     opt("--custom-model-provider-path", "str", None, "Builds the model.", **LATER),
