@@ -81,6 +81,7 @@ class WorkerPool:
         setup = {"path": list(sys.path), "shared": pickle.dumps(shared or {}), "preload": preload}
         self._setup = pickle.dumps(setup)
         self._workers: list[_Worker] = []
+        self._calls: set[asyncio.Task] = set()
         self._changed = asyncio.Condition()
         self._next_id = 0
 
@@ -100,28 +101,35 @@ class WorkerPool:
 
     async def close(self) -> None:
         """Kills all workers; calls that still run fail."""
-        for worker in list(self._workers):
+        calls = list(self._calls)
+        workers = list(self._workers)
+        for worker in workers:
             self._kill(worker, "the pool was closed")
-        for worker in list(self._workers):
             await worker.process.wait()
             worker.reader.cancel()
-        self._workers.clear()
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
         worker = await self._place(alone)
         task_id, self._next_id = self._next_id, self._next_id + 1
-        answer = worker.tasks[task_id] = asyncio.get_running_loop().create_future()
+        worker.tasks[task_id] = asyncio.get_running_loop().create_future()
+        # Also where the caller no longer waits, the call keeps its place until it ends or is ended.
+        call = asyncio.ensure_future(self._call(worker, task_id, target, args, timeout, alone))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        call.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(call)
+
+    async def _call(self, worker: _Worker, task_id: int, target: str, args: tuple, timeout: float, alone: bool) -> Any:
+        answer = worker.tasks[task_id]
         try:
             await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
             await self._send(worker, {"id": task_id, "target": target, "args": args, "timeout": timeout})
             return await asyncio.wait_for(asyncio.shield(answer), timeout + GRACE)
         except asyncio.TimeoutError:
-            self._kill(worker, f"a call of {target} took longer than {timeout:g} s", culprit=task_id)
-            raise _late(target, timeout) if alone else _WorkerGone(str(_late(target, timeout))) from None
-        except asyncio.CancelledError:
-            if alone:  # Nobody waits for the result any more; what blocks the place must go.
-                self._kill(worker, f"a call of {target} was abandoned", culprit=task_id)
-            raise
+            message = f"{target} took longer than {timeout:g} s; its worker was killed"
+            self._kill(worker, message, culprit=task_id)
+            raise (GradingFailed if alone else _WorkerGone)(message) from None
         finally:
             worker.tasks.pop(task_id, None)
             if answer.done() and not answer.cancelled():
@@ -205,7 +213,3 @@ class WorkerPool:
         for task_id, future in worker.tasks.items():
             if task_id != culprit and not future.done():
                 future.set_exception(_WorkerGone(reason) if shared or not worker.exclusive else GradingFailed(reason))
-
-
-def _late(target: str, timeout: float) -> GradingFailed:
-    return GradingFailed(f"{target} took longer than {timeout:g} s; its worker was killed")

@@ -86,6 +86,11 @@ class EngineClient:
         self._waiting = 0
         self._monitor: asyncio.Task | None = None
 
+    @property
+    def last_progress(self) -> float:
+        """The event loop's time at the last progress seen; 0 before the first."""
+        return self._last_progress
+
     @contextmanager
     def scope(self) -> Iterator[RequestScope]:
         """Requests made inside (tasks started inside included) belong to the scope that is yielded."""
@@ -116,7 +121,7 @@ class EngineClient:
                 last = attempt == self._max_attempts - 1
                 try:
                     answer = await self._attempt({**payload, "rid": f"{rid}-{attempt}"}, name, scope)
-                except RequestRefused:
+                except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
                     if last:

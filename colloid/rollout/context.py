@@ -8,11 +8,23 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
-from colloid.rollout.client import EngineClient
+from colloid.rollout.client import EngineClient, RequestScope
+from colloid.rollout.grading import Grader
+from colloid.rollout.options import SamplingOptions
+from colloid.rollout.runner import GenerateFunction, GroupRunner, next_turn_seed
+
+
+@dataclass(frozen=True)
+class EvalSet:
+    """One evaluation set."""
+
+    name: str
+    dataset: PromptDataset
 
 
 @dataclass(frozen=True)
@@ -22,8 +34,36 @@ class RolloutContext:
     args: Any
     client: EngineClient
     tokenizer: Any
-    grader: Any
-    """`colloid.rollout.grading.Grader`."""
+    grader: Grader
+    eval_sets: list[EvalSet] = field(default_factory=list)
+
+    def runner(
+        self,
+        scope: RequestScope,
+        sampling: SamplingOptions,
+        rollout_id: int,
+        *,
+        evaluation: bool = False,
+        reward_key: str | None = None,
+    ) -> GroupRunner:
+        """A runner of this manager's, for one rollout or one evaluation set."""
+        return GroupRunner(
+            self.client,
+            self.tokenizer,
+            self.grader,
+            sampling,
+            scope,
+            rollout_id=rollout_id,
+            custom_generate=self.args.custom_generate_function_path,
+            load_generate=self._load_generate,
+            evaluation=evaluation,
+            reward_key=reward_key,
+        )
+
+    def _load_generate(self, path: str) -> GenerateFunction:
+        from colloid.hooks import bind, load_hook
+
+        return bind(load_hook(path, "custom_generate"), self.args)
 
 
 _CONTEXT: contextvars.ContextVar[RolloutContext | None] = contextvars.ContextVar("colloid_rollout", default=None)
@@ -54,7 +94,13 @@ def current_context() -> RolloutContext:
 
 
 async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """POSTs JSON to a server of this run (the router, an engine) with its key, and returns the JSON answer."""
+    """POSTs JSON to a server of this run (the router, an engine) with its key, and returns the JSON answer.
+
+    A generation request inside a generate function gets the sampling seed of its sample and turn.
+    """
+    seed = next_turn_seed() if url.rstrip("/").endswith("/generate") else None
+    if seed is not None:
+        payload = {**payload, "sampling_params": {**(payload.get("sampling_params") or {}), "sampling_seed": seed}}
     return await current_context().client.post(url, payload)
 
 

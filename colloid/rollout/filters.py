@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from colloid.data.sample import Sample, Status
@@ -30,3 +31,20 @@ def filter_output(value: Any, name: str) -> DynamicFilterOutput:
     if isinstance(value, bool):
         return DynamicFilterOutput(value)
     raise HookError(f"{name} must return a DynamicFilterOutput or a bool, and returned {value!r}")
+
+
+def load_filter(path: str, args: Any) -> Callable[[list[Sample]], DynamicFilterOutput]:
+    """The filter at `path`, bound to `args`; its output checked, its errors named."""
+    from colloid.hooks import bind, load_hook
+
+    hook = bind(load_hook(path, "dynamic_filter"), args)
+    name = f"--dynamic-sampling-filter-path {path}"
+
+    def run(samples: list[Sample]) -> DynamicFilterOutput:
+        try:
+            value = hook(samples)
+        except Exception as error:  # A user's function may raise anything.
+            raise HookError(f"{name} raised on the group of sample {samples[0].index}: {error!r}") from error
+        return filter_output(value, name)
+
+    return run

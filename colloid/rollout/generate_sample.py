@@ -69,7 +69,8 @@ def response_text(sample: Sample, answer: dict[str, Any], tokenizer, skip_specia
     """The response's text, from its ids. The token that ended it is not part of it, where it is a special one."""
     ids = sample.tokens[len(sample.tokens) - sample.response_length :]
     matched = ((answer.get("meta_info") or {}).get("finish_reason") or {}).get("matched")
-    if ids and sample.status is Status.COMPLETED and ids[-1] in tokenizer.all_special_ids and matched in (None, ids[-1]):
+    ended = sample.status is Status.COMPLETED and matched in (None, ids[-1] if ids else None)
+    if ids and ended and ids[-1] in tokenizer.all_special_ids:
         ids = ids[:-1]
     return tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 

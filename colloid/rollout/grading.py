@@ -59,27 +59,19 @@ class Grader:
         Raises:
             ConfigError: the sample names a reward type that does not exist, or nothing says how to reward it.
         """
-        if sample.reward is not None or sample.status is Status.FAILED:
+        if sample.status is Status.FAILED:
             return
         path = sample.custom_rm_path or self.custom_path
+        given = sample.reward is not None
         try:
-            reward = await (self._custom(path, sample) if path else self._builtin(sample))
-            if isinstance(reward, dict):
-                key = reward_key or self.reward_key
-                if key not in reward:
-                    raise ConfigError(
-                        f"the reward function {path} returns the keys {sorted(reward)}, and --reward-key is {key!r}: "
-                        "set it to the key to train on"
-                    )
-                reward_number(reward[key])
-            else:
-                reward = reward_number(reward)
+            if not given:
+                sample.reward = await (self._custom(path, sample) if path else self._builtin(sample))
+            self._check(sample.reward, reward_key or self.reward_key)
+        except ConfigError:
+            raise
         except (GradingFailed, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            self.mark_failed(sample, f"reward {path or self._rm_type(sample)}", error)
-        else:
-            sample.reward = reward
+            culprit = "the generate function's reward" if given else f"reward {path or self._rm_type(sample)}"
+            self.mark_failed(sample, culprit, error)
 
     def mark_failed(self, sample: Sample, culprit: str, error: BaseException, traceback: str = "") -> None:
         """Marks the sample; the first failure of each kind is logged with its traceback."""
@@ -100,6 +92,18 @@ class Grader:
     async def close(self) -> None:
         for pool in (self._builtin_pool, *self._custom_pools.values()):
             await pool.close()
+
+    @staticmethod
+    def _check(reward: Any, key: str | None) -> None:
+        if not isinstance(reward, dict):
+            reward_number(reward)
+        elif key in reward:
+            reward_number(reward[key])
+        else:
+            raise ConfigError(
+                f"rewards are dicts with the keys {sorted(reward)}, and --reward-key is {key!r}: set it to the key to "
+                "train on"
+            )
 
     def _rm_type(self, sample: Sample) -> str | None:
         return sample.metadata.get("rm_type") or self.rm_type

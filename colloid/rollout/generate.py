@@ -1,0 +1,221 @@
+"""The default rollout function: draws groups from the data source until enough good ones are finished.
+
+    source ──► running ──► finished ──► filter ──► kept ──► trained
+       ▲          │            │           └──► dropped (counted; may fill up at the bound on draws)
+       └── aborted┘◄── surplus ┘
+
+Invariants:
+1. The output has exactly `batch_size` groups, sorted by sample index.
+2. Every drawn group ends as kept, dropped, or given back to the source; `RolloutCounts` says how many of each.
+3. It ends: at most `max_draws` groups are drawn.
+4. Deterministic: groups are drawn in waves, decided in the order in which they were drawn, and surplus is finished
+   rather than aborted. So the outcome does not depend on what finishes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from colloid.data.source import Group, is_finished
+from colloid.errors import DataError, HookError
+from colloid.rollout.client import EngineClient
+from colloid.rollout.context import current_context
+from colloid.rollout.filters import load_filter
+from colloid.rollout.options import RolloutOptions, rollout_options, training_sampling
+from colloid.rollout.runner import GroupRunner
+from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnTrainOutput
+
+logger = logging.getLogger(__name__)
+
+ABORT_DEADLINE = 60.0
+"""Seconds for aborted groups to come back; what has not by then is cancelled."""
+
+
+class GroupCollector:
+    """Collects one rollout's groups.
+
+    Args:
+        dynamic_filter: of a group's samples; None: every group is kept.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        runner: GroupRunner,
+        client: EngineClient,
+        scope,
+        options: RolloutOptions,
+        dynamic_filter: Callable[[Group], DynamicFilterOutput] | None = None,
+    ):
+        self._source = source
+        self._runner = runner
+        self._client = client
+        self._scope = scope
+        self._options = options
+        self._filter = dynamic_filter
+        self._kept: list[Group] = []
+        self._fillers: list[Group] = []
+        self._surplus: list[Group] = []
+        self._running: dict[asyncio.Task[Group], Group] = {}
+        self._drawn_order: dict[int, int] = {}
+        self.counts = RolloutCounts()
+
+    async def collect(self) -> list[Group]:
+        """Exactly `batch_size` finished groups.
+
+        Raises:
+            HookError: the dynamic filter left too few groups, at the bound on draws.
+            EngineError: see `EngineClient.generate`.
+        """
+        try:
+            while self._missing() > 0 and self._draw():
+                await self._take(wait_for_all=self._options.deterministic)
+            await self._stop_running()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+        self._fill()
+        self._give_back()
+        return sorted(self._kept, key=_first_index)
+
+    def _missing(self) -> int:
+        return self._options.batch_size - len(self._kept)
+
+    def _draw(self) -> bool:
+        """Draws and starts what is missing beside what is running. False: nothing is running, nothing may be drawn."""
+        missing = self._missing() - len(self._running)
+        allowed = self._options.max_draws - self.counts.submitted
+        if missing > 0 and allowed > 0:
+            count = min(max(missing, self._options.over_sampling_batch_size or 0), allowed)
+            for group in self._groups(count):
+                self._drawn_order[id(group)] = len(self._drawn_order)
+                self._running[asyncio.ensure_future(self._runner.run(group))] = group
+                self.counts.submitted += 1
+        return bool(self._running)
+
+    def _groups(self, count: int) -> list[Group]:
+        groups = self._source.get_samples(count)
+        if len(groups) != count or not all(isinstance(group, list) and group for group in groups):
+            shape = [len(group) if isinstance(group, list) else type(group).__name__ for group in groups]
+            raise DataError(
+                f"{type(self._source).__name__}.get_samples({count}) must return {count} groups (lists of Samples); "
+                f"it returned {len(groups)}: {shape}"
+            )
+        return groups
+
+    async def _take(self, *, wait_for_all: bool) -> None:
+        """Waits for a running group (or all), and decides about the finished ones in the order of drawing."""
+        when = asyncio.FIRST_EXCEPTION if wait_for_all else asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(self._running, return_when=when)
+        finished = sorted(
+            ((self._drawn_order[id(self._running[task])], task) for task in done), key=lambda pair: pair[0]
+        )
+        for _, task in finished:
+            drawn = self._running.pop(task)
+            self._decide(task.result(), drawn)
+
+    def _decide(self, group: Group, drawn: Group) -> None:
+        if not is_finished(group):  # A generate function gave it up (status ABORTED).
+            self.counts.aborted += 1
+            self._surplus.append(group)
+            return
+        self.counts.finished += 1
+        if self._missing() <= 0:
+            self._surplus.append(group)
+            return
+        verdict = DynamicFilterOutput(True) if self._filter is None else self._filter(group)
+        if verdict.keep:
+            self._kept.append(group)
+            return
+        self.counts.filtered += 1
+        reason = verdict.reason or "filtered"
+        self.counts.reasons[reason] = self.counts.reasons.get(reason, 0) + 1
+        if verdict.keep_when_insufficient and len(self._fillers) < self._options.batch_size:
+            self._fillers.append(group)
+        mark_consumed(self._source, [drawn])
+
+    async def _stop_running(self) -> None:
+        """Aborts what still runs (or, deterministic, lets it finish)."""
+        if not self._running:
+            return
+        if self._options.deterministic:
+            await self._take(wait_for_all=True)
+            return
+        unreachable = await self._client.abort(self._scope)
+        self._runner.abort_grading()
+        done, late = await asyncio.wait(self._running, timeout=ABORT_DEADLINE)
+        if late:
+            names = [_first_index(self._running[task]) for task in late]
+            logger.warning(
+                "groups (first samples %s) did not end within %.0f s of their abort%s; they start anew",
+                *(sorted(names), ABORT_DEADLINE, f" (engines {', '.join(unreachable)})" if unreachable else ""),
+            )
+        for task in done:
+            drawn = self._running.pop(task)
+            group = task.result() if task.exception() is None else drawn
+            finished = is_finished(group)
+            self.counts.finished += finished
+            self.counts.aborted += not finished
+            self._surplus.append(group)
+        for task in late:
+            task.cancel()
+            self.counts.aborted += 1
+            self._surplus.append(self._running[task])
+
+    def _fill(self) -> None:
+        missing = self._missing()
+        if missing <= 0:
+            return
+        fillers = self._fillers[:missing]
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.counts.reasons.items()))
+        what = (
+            f"of {self.counts.submitted} groups the dynamic filter dropped {self.counts.filtered} ({reasons}) and "
+            f"{self.counts.aborted} did not finish: {len(self._kept)} of the {self._options.batch_size} needed are left"
+        )
+        if len(fillers) < missing:
+            raise HookError(
+                f"{what}. Loosen --dynamic-sampling-filter-path, or let it set keep_when_insufficient on what may be "
+                "trained nevertheless"
+            )
+        logger.warning("%s; dropped groups fill the batch", what)
+        self.counts.filled = len(fillers)
+        self._kept += fillers
+
+    def _give_back(self) -> None:
+        self._surplus.sort(key=_first_index)
+        self.counts.carried = len(self._surplus)
+        self._source.add_samples(self._surplus)
+
+
+async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False):
+    """The default of `--rollout-function-path`: `RolloutFnTrainOutput`, or with `evaluation` `RolloutFnEvalOutput`.
+
+    Runs inside the rollout manager (`RolloutContext`).
+    """
+    context = current_context()
+    if evaluation:
+        from colloid.rollout.evaluate import evaluate_sets
+
+        return await evaluate_sets(context, rollout_id)
+    with context.client.scope() as scope:
+        runner = context.runner(scope, training_sampling(args), rollout_id)
+        path = args.dynamic_sampling_filter_path
+        dynamic_filter = load_filter(path, args) if path else None
+        collector = GroupCollector(data_source, runner, context.client, scope, rollout_options(args), dynamic_filter)
+        groups = await collector.collect()
+    return RolloutFnTrainOutput(groups, collector.counts.metrics())
+
+
+def mark_consumed(source: Any, groups: list[Group]) -> None:
+    """Tells a source that keeps books of what it handed out (a user's class need not)."""
+    if hasattr(source, "mark_consumed"):
+        source.mark_consumed(groups)
+
+
+def _first_index(group: Group) -> int:
+    index = group[0].index
+    return -1 if index is None else index

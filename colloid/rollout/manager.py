@@ -1,0 +1,251 @@
+"""The rollout manager: data source in, scheduled training batches out. A plain class; Ray wraps it at the top.
+
+    source ──► rollout function ──► groups ──► shaped rewards ──► columns ──► one RankBatch a data-parallel rank
+
+What can be wrong with data and rewards is found in the constructor, before any engine starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from colloid.algorithms.estimators import Credit, get_estimator
+from colloid.algorithms.rewards import shape_rewards
+from colloid.data.batch import RankBatch, RolloutBatch
+from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
+from colloid.data.prompts import load_tokenizer
+from colloid.data.sample import Sample
+from colloid.data.schedule import build_rank_batches
+from colloid.data.source import Group, flatten
+from colloid.errors import CheckpointError, HookError
+from colloid.rollout.client import EngineClient
+from colloid.rollout.context import RolloutContext, use_context
+from colloid.rollout.evaluate import evaluation_metrics
+from colloid.rollout.generate import mark_consumed
+from colloid.rollout.grading import Grader
+from colloid.rollout.metrics import rollout_metrics, warn_of_useless_rewards
+from colloid.rollout.record import write_samples
+from colloid.rollout.runner import check_not_all_failed
+from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
+from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "rollout.json"
+NUM_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """One rollout, ready for the trainer."""
+
+    batches: list[RankBatch]
+    """One a data-parallel rank."""
+    metrics: dict[str, float]
+    examples: list[dict[str, Any]]
+    """A few samples: prompt, response, label, reward, status."""
+
+
+class RolloutManager:
+    """Owns the data source, the HTTP client and the graders.
+
+    Args:
+        args: the run's options.
+
+    Raises:
+        ConfigError, DataError, HookError: data, reward or hooks cannot be used.
+    """
+
+    def __init__(self, args: Any):
+        self._args = args
+        self._tokenizer = load_tokenizer(args.hf_checkpoint)
+        self._source = make_data_source(args)
+        self._eval_sets = load_eval_sets(args, self._tokenizer)
+        self._rollout_function = load_rollout_function(args)
+        rm_type = resolve_rm_type(args, getattr(self._source, "dataset", None), self._eval_sets)
+        self._grader_options = {
+            "rm_type": rm_type,
+            "custom_path": args.custom_rm_path,
+            "hook_args": args,
+            "reward_key": args.reward_key,
+            "seed": args.rollout_seed,
+            "workers": max(1, min(8, (os.cpu_count() or 2) // 2)),
+        }
+        self._context: RolloutContext | None = None
+        self._delivered: dict[int, list[Group]] = {}
+
+    def dataset_length(self) -> int:
+        """Prompts in the training data set, after the filters."""
+        return len(self._source)
+
+    async def start(self, router_url: str, engine_urls: list[str], api_key: str | None = None) -> None:
+        """Connects to the engines, which serve already."""
+        connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
+        client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
+        grader = Grader(**self._grader_options)
+        self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets)
+
+    async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
+        """One rollout's training batches.
+
+        Args:
+            weight_version: the one that the engines hold; for the metrics.
+
+        Raises:
+            HookError: a hook cannot be used, or all samples failed.
+            EngineError, DeadlineExceeded: see `EngineClient.generate`.
+        """
+        started = time.monotonic()
+        self._consume(rollout_id - 1)
+        self._source.rollout_id = rollout_id
+        output = await self._call(self._rollout_function, rollout_id, self._source, evaluation=False)
+        if isinstance(output, list):
+            output = RolloutFnTrainOutput(output)
+        if not isinstance(output, RolloutFnTrainOutput):
+            raise HookError(
+                f"--rollout-function-path {self._args.rollout_function_path} must return a RolloutFnTrainOutput or a "
+                f"list of groups, and returned {type(output).__name__}"
+            )
+        self._delivered[rollout_id] = output.samples
+        samples = [sample for group in output.samples for sample in flatten(group)]
+        check_not_all_failed(samples, f"rollout {rollout_id}")
+        batch = rollout_batch(self._args, samples)
+        batches = self._schedule(batch)
+        warn_of_useless_rewards(samples, batch, rollout_id)
+        path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
+        await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())
+        seconds = time.monotonic() - started
+        metrics = {**(output.metrics or {})}
+        metrics |= rollout_metrics(samples, batch, seconds=seconds, weight_version=weight_version)
+        return RolloutResult(batches, metrics, [example(sample) for sample in samples[:NUM_EXAMPLES]])
+
+    async def evaluate(self, rollout_id: int) -> dict[str, float]:
+        """Metrics of all evaluation sets; training's data source is not touched."""
+        if not self._eval_sets:
+            return {}
+        started = time.monotonic()
+        output = await self._call(self._rollout_function, rollout_id, self._source, evaluation=True)
+        if not isinstance(output, RolloutFnEvalOutput):
+            raise HookError(
+                f"--rollout-function-path {self._args.rollout_function_path} must return a RolloutFnEvalOutput where "
+                f"evaluation is True, and returned {type(output).__name__}"
+            )
+        for name, values in output.data.items():
+            file_name = "".join(character if character.isalnum() else "_" for character in name)
+            path = Path(self._args.run_dir, "rollouts", f"eval_{rollout_id:06d}_{file_name}.parquet")
+            await asyncio.to_thread(write_samples, path, values.get("samples") or [])
+        metrics = {**(output.metrics or {}), **evaluation_metrics(output.data)}
+        return {**metrics, "perf/eval_time": time.monotonic() - started}
+
+    def save(self, directory: str | Path, rollout_id: int) -> None:
+        """Writes the data source's state, as of the end of the training on `rollout_id`, into `directory`."""
+        self._consume(rollout_id)
+        self._source.checkpoint_dir = str(directory)
+        self._source.save(rollout_id)
+        Path(directory, STATE_FILE).write_text(json.dumps({"rollout_id": rollout_id}))
+
+    def load(self, directory: str | Path, rollout_id: int) -> None:
+        """The inverse of `save`."""
+        path = Path(directory, STATE_FILE)
+        if not path.exists():
+            raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a checkpoint's rollout state")
+        saved = json.loads(path.read_text())["rollout_id"]
+        if saved != rollout_id:
+            raise CheckpointError(f"{path} is of rollout {saved}, and rollout {rollout_id} is resumed")
+        self._source.checkpoint_dir = str(directory)
+        self._source.load(rollout_id)
+
+    async def close(self) -> None:
+        """Ends the client and the graders."""
+        if self._context is not None:
+            await self._context.client.close()
+            await self._context.grader.close()
+            self._context = None
+
+    async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a rollout function; a synchronous one in a thread of its own, as it may run an event loop itself."""
+        if self._context is None:
+            raise RuntimeError("RolloutManager.start was not called")
+        with use_context(self._context):
+            if inspect.iscoroutinefunction(getattr(function, "function", function)):
+                return await function(*args, **kwargs)
+            result = await asyncio.to_thread(function, *args, **kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+    def _consume(self, rollout_id: int) -> None:
+        """Training is done with rollouts up to this one: a resume need not hand their prompts out again."""
+        for done in [delivered for delivered in self._delivered if delivered <= rollout_id]:
+            mark_consumed(self._source, self._delivered.pop(done))
+
+    def _schedule(self, batch: RolloutBatch) -> list[RankBatch]:
+        args = self._args
+        by_tokens = bool(getattr(args, "use_dynamic_batch_size", False))
+        return build_rank_batches(
+            batch,
+            data_parallel_size=args.world_size,
+            num_steps=args.num_steps_per_rollout,
+            micro_batch_size=None if by_tokens else args.micro_batch_size,
+            max_tokens=args.max_tokens_per_gpu if by_tokens else None,
+            has_gradient=has_gradient(args, batch),
+        )
+
+
+def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
+    """The samples as columns, their rewards shaped by the estimator's baseline."""
+    raw = reward_values(samples, args.reward_key)
+    shaped = shape_rewards(
+        torch.from_numpy(raw),
+        torch.from_numpy(group_ids(samples)),
+        args.advantage_estimator,
+        valid=torch.from_numpy(voting_samples(samples)),
+        std_normalization=args.grpo_std_normalization,
+        normalize=args.rewards_normalization,
+    )
+    return to_columns(
+        samples,
+        raw_rewards=raw,
+        rewards=shaped.numpy(),
+        num_steps=args.num_steps_per_rollout,
+        per_token_loss=bool(args.calculate_per_token_loss),
+    )
+
+
+def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
+    """bool [B]: False where a sample's loss is exactly zero whatever the policy, so that it needs no backward."""
+    unmasked = batch.loss_weights > 0
+    estimator = get_estimator(args.advantage_estimator)
+    by_reward_alone = (
+        estimator.credit is Credit.BROADCAST
+        and not (estimator.kl_in_rewards and getattr(args, "kl_coef", 0))
+        and not estimator.always_whitens
+        and not args.normalize_advantages
+        and not (args.use_kl_loss and args.kl_loss_coef)
+        and not args.entropy_coef
+        and args.loss_type == "policy_loss"
+        and not getattr(args, "use_opd", False)
+        and not getattr(args, "num_experts", None)
+    )
+    return unmasked & (batch.rewards != 0.0) if by_reward_alone else unmasked
+
+
+def example(sample: Sample) -> dict[str, Any]:
+    """What a person wants to see of a sample."""
+    return {
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "reward": sample.reward,
+        "status": sample.status.value,
+    }
