@@ -144,7 +144,7 @@ class RolloutManager:
             )
         for name, values in output.data.items():
             file_name = "".join(character if character.isalnum() else "_" for character in name)
-            path = Path(self._args.run_dir, "rollouts", f"eval_{rollout_id:06d}_{file_name}.parquet")
+            path = Path(self._args.run_dir, "rollouts", f"eval_{file_name}_{rollout_id:06d}.parquet")
             await asyncio.to_thread(write_samples, path, values.get("samples") or [])
         metrics = {**(output.metrics or {}), **evaluation_metrics(output.data)}
         return {**metrics, "perf/eval_time": time.monotonic() - started}
@@ -179,7 +179,7 @@ class RolloutManager:
         if self._context is None:
             raise RuntimeError("RolloutManager.start was not called")
         with use_context(self._context):
-            if inspect.iscoroutinefunction(getattr(function, "function", function)):
+            if getattr(function, "is_async", inspect.iscoroutinefunction(function)):
                 return await function(*args, **kwargs)
             result = await asyncio.to_thread(function, *args, **kwargs)
             return await result if inspect.isawaitable(result) else result

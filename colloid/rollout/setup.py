@@ -88,7 +88,7 @@ def check_generate_function(path: str) -> None:
     from colloid.hooks import load_hook
 
     hook = load_hook(path, "custom_generate")
-    names = list(inspect.signature(getattr(hook, "function", hook)).parameters)
+    names = list(inspect.signature(hook.target).parameters)
     if names[1:2] == ["samples"]:
         raise ConfigError(
             f"--custom-generate-function-path {path}: the form `custom_generate(args, samples)` is not supported yet; "
@@ -126,14 +126,11 @@ def check_reward_function(path: str) -> None:
     """Raises `ConfigError` for the forms of `--custom-rm-path` that are not built yet."""
     from colloid.hooks import load_hook
 
-    hook = load_hook(path, "custom_rm")
-    function = getattr(hook, "function", hook)
-    names = [] if inspect.isclass(function) else list(inspect.signature(function).parameters)
-    if inspect.isclass(function) or names[:2] == ["prompts", "responses"]:
-        form = "a class" if inspect.isclass(function) else "a function of (prompts, responses)"
+    names = list(inspect.signature(load_hook(path, "custom_rm").target).parameters)
+    if names[:1] == ["prompts"] or names[1:2] in (["samples"], ["responses"], ["completions"]):
         raise ConfigError(
-            f"--custom-rm-path {path}: {form} is not supported yet; write `async def reward_func(args, sample, **kw)` "
-            "that returns a number"
+            f"--custom-rm-path {path}: a function of ({', '.join(names[:2])}, …) is not supported yet; write "
+            "`async def reward_func(args, sample, **kw)` that returns a number"
         )
 
 
