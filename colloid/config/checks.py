@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import sglang
+from colloid.config import derive, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -90,7 +90,12 @@ def _file(option: str, path: str) -> str | None:
 
 
 def _hook_files(args: Args) -> str | None:
-    for dest in ("custom_rm_path", "custom_generate_function_path", "dynamic_sampling_filter_path", "buffer_filter_path"):
+    for dest in (
+        "custom_rm_path",
+        "custom_generate_function_path",
+        "dynamic_sampling_filter_path",
+        "buffer_filter_path",
+    ):
         path = getattr(args, dest)
         file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
         if file.endswith(".py") and not os.path.isfile(file):
@@ -130,6 +135,17 @@ def _data_parallel(args: Args) -> str | None:
         return (
             f"--global-batch-size {args.global_batch_size} is less than the number of trainer ranks "
             f"{args.actor_num_nodes} × {args.actor_num_gpus_per_node} = {args.world_size}: some would be idle"
+        )
+    return None
+
+
+def _model_parallel(args: Args) -> str | None:
+    size = derive.model_parallel_size(args)
+    if args.world_size % size:
+        return (
+            f"{args.actor_num_nodes} nodes × {args.actor_num_gpus_per_node} = {args.world_size} trainer ranks are no "
+            f"multiple of tensor {args.tensor_model_parallel_size} × pipeline {args.pipeline_model_parallel_size} × "
+            f"context {args.context_parallel_size} = {size}"
         )
     return None
 
@@ -186,6 +202,7 @@ RULES: tuple[Rule, ...] = (
     _context,
     _greedy,
     _clip,
+    _model_parallel,
     _data_parallel,
     _over_sampling,
     _schedule,
@@ -202,6 +219,8 @@ def warnings(args: Args) -> list[str]:
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
         found.append(f"the embedded engine has no use for {names}")
+    if "attention_backend" in args.given and args.device == "cpu":
+        found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
     if args.eval_interval is not None and not args.eval_prompt_data:
         found.append(f"--eval-interval {args.eval_interval} has no effect without --eval-prompt-data")
     if "kl_loss_coef" in args.given and args.kl_loss_coef and not args.use_kl_loss:

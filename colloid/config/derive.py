@@ -32,7 +32,8 @@ def resolve_devices(args: Args) -> None:
     counts = ("actor_num_gpus_per_node", "rollout_num_gpus", "colocate")
     if gpus and not args.given & {*counts, "actor_num_nodes"}:
         args.colocate, args.actor_num_gpus_per_node = True, gpus
-    _default(args, actor_num_gpus_per_node=max(1, gpus // args.actor_num_nodes) if args.colocate else 1)
+    least = -(-model_parallel_size(args) // args.actor_num_nodes)
+    _default(args, actor_num_gpus_per_node=max(least, gpus // args.actor_num_nodes) if args.colocate else least)
     args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
     _default(args, rollout_num_gpus=args.world_size if args.colocate else args.rollout_num_gpus_per_engine)
     if args.rollout_num_gpus % args.rollout_num_gpus_per_engine:
@@ -52,6 +53,11 @@ def resolve_devices(args: Args) -> None:
     if "bf16" not in args.given:
         args.bf16 = args.device == "cuda"
     args.params_dtype = "bfloat16" if args.bf16 else "float32"
+
+
+def model_parallel_size(args: Args) -> int:
+    """Ranks that hold one copy of the model's sequence: tensor × pipeline × context."""
+    return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
 
 
 def resolve_batch_sizes(args: Args) -> None:

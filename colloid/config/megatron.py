@@ -79,8 +79,9 @@ USED: dict[str, tuple | None] = {
     "use_mcore_models": None,
     "use_dist_ckpt": None,
     "ckpt_format": ("torch_dist",),
+    "ckpt_step": None,
 }
-"""Options that colloid reads, with the values that work (None: all). The last three name what is done anyway."""
+"""Options that colloid reads, with the values that work (None: all). Some name what is done anyway."""
 
 PASSED_ON = frozenset(
     [
@@ -141,6 +142,9 @@ _EXTRA = (
 )
 """Names that model scripts of this field use besides."""
 
+_COUNTS = re.compile(r"_parallel_size$|^num_(layers|attention_heads|query_groups)$|^(hidden|ffn_hidden|vocab)_size$")
+"""Attributes that must be at least 1."""
+
 _CHOICES = {"--attention-backend": ("flash", "fused", "unfused", "local", "auto")}
 
 
@@ -172,6 +176,7 @@ def _option(row: dict[str, str]) -> Option | None:
         group=row["group"],
         category="megatron",
         choices=choices,
+        low=1 if _COUNTS.search(dest) else None,
         nargs="+" if listed else row["nargs"],
         dest=dest,
         aliases=tuple(aliases),
@@ -241,6 +246,8 @@ def transformer_fields(args: Args) -> dict[str, Any]:
         fields["recompute_granularity"] = "selective"
     if args.deterministic:
         fields["deterministic_mode"] = True
+    if args.device == "cpu":
+        fields.pop("attention_backend", None)
     return fields
 
 

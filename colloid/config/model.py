@@ -144,10 +144,6 @@ def _compare(args: Args, derived: dict[str, Any], path: str, source: str) -> Non
             option = tables().by_dest[dest][0]
             shown = f"{option.flag} {given}" if option.takes_value else option.flag
             differences.append(f"{shown} but {_describe(dest, derived[dest])}")
-    if args.vocab_size and "padded_vocab_size" in args.given and args.padded_vocab_size < args.vocab_size:
-        differences.append(
-            f"--padded-vocab-size {args.padded_vocab_size} is less than the vocabulary {args.vocab_size}"
-        )
     if differences:
         raise ConfigError(
             f"the model arguments do not fit {path} (from {source}): {'; '.join(differences)}. Leave them out, or give "

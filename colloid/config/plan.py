@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
+from colloid.config.derive import model_parallel_size
 from colloid.config.tables import tables
 
 
@@ -33,9 +34,9 @@ def describe_plan(args: Args) -> str:
         args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
     )
     total = max(ranks, args.rollout_num_gpus) if args.colocate else ranks + args.rollout_num_gpus
-    trainer_slots = f"slots {_range(0, ranks)}"
+    trainer_slots = _range(0, ranks)
     first = 0 if args.colocate else ranks
-    engine_slots = f"slots {_range(first, args.rollout_num_gpus)}"
+    engine_slots = _range(first, args.rollout_num_gpus)
     lines = [
         f"plan ({args.device}, {total} device slots, one a {slot}):",
         "  driver           1 process: the loop",
@@ -59,7 +60,7 @@ def describe_plan(args: Args) -> str:
 
 
 def _range(first: int, count: int) -> str:
-    return str(first) if count == 1 else f"{first}-{first + count - 1}"
+    return f"slot {first}" if count == 1 else f"slots {first}-{first + count - 1}"
 
 
 def _router(args: Args) -> str:
@@ -67,15 +68,14 @@ def _router(args: Args) -> str:
 
 
 def _layout(args: Args) -> str:
-    parallel = {
+    sizes = {
         "TP": args.tensor_model_parallel_size,
         "PP": args.pipeline_model_parallel_size,
         "CP": args.context_parallel_size,
+        "DP": args.world_size // model_parallel_size(args),
         "EP": args.expert_model_parallel_size,
     }
-    inner = parallel["TP"] * parallel["PP"] * parallel["CP"]
-    sizes = {**parallel, "DP": args.world_size // inner if args.world_size % inner == 0 else 0}
-    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one rank" * (args.world_size == 1)
+    return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "not parallel"
 
 
 def _checkpoints(args: Args) -> str:
