@@ -96,6 +96,12 @@ pip_install() {
 
 torch_version() { "$VENV/bin/python" -c 'from importlib.metadata import version; print(version("torch"))'; }
 has_cuda() { command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1; }
-has_cuda_torch() { has_cuda && "$1" -c 'import sys, torch; sys.exit(torch.version.cuda is None)' 2>/dev/null; }
+# Not where $1 is a virtual environment's own Python: what is installed there cannot be shared with another one.
+has_cuda_torch() {
+    has_cuda && "$1" -W ignore - 2>/dev/null <<'PYTHON'
+import sys, torch
+sys.exit(torch.version.cuda is None or sys.prefix != sys.base_prefix)
+PYTHON
+}
 
 main "$@"
