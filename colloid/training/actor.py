@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 
 from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
 from colloid.algorithms.estimators import get_estimator
+from colloid.algorithms.losses import POLICY_LOSSES
 from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
@@ -33,8 +33,8 @@ from colloid.weights.tensor_transport import EngineUpdate, checksum
 
 logger = logging.getLogger(__name__)
 
-CHUNK_TOKENS = 256
-"""Tokens whose logits are in memory at once, unless --log-probs-chunk-size says otherwise."""
+POLICY_LOSS_NAMES = {name: name for name in POLICY_LOSSES} | {"ppo": "ppo_clip"}
+"""Of --policy-loss."""
 
 UPDATE_TIMEOUT = 300.0
 """Seconds that one control call of a weight update may take."""
@@ -75,8 +75,7 @@ class Actor:
             timeout_minutes=args.distributed_timeout_minutes,
         )
         self._weight_version = 0
-        chunk = args.log_probs_chunk_size
-        self._head = step.Head(args.rollout_temperature, chunk if chunk and chunk > 0 else CHUNK_TOKENS)
+        self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
 
     def start(self) -> StartState:
@@ -85,10 +84,8 @@ class Actor:
         self._chunks = build_model(args)
         self._parameters = named_parameters(self._chunks)
         self._names = name_map(args)
-        shards = {
-            "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
-            "tp_size": parallel_state.get_tensor_model_parallel_world_size(),
-        }
+        group = parallel.tensor_parallel_group()
+        shards = {"tp_rank": group.rank(), "tp_size": group.size()}
         if not args.resume_from:
             load_parameters(self._parameters, self._names, HFCheckpoint(args.init_checkpoint), **shards)
         self._optimizer = build_optimizer(args, self._chunks)
@@ -187,8 +184,7 @@ class Actor:
         parallel.shutdown()
 
     def _export(self) -> Any:
-        group = parallel_state.get_tensor_model_parallel_group()
-        return export_parameters(self._parameters, self._names, tp_group=group)
+        return export_parameters(self._parameters, self._names, tp_group=parallel.tensor_parallel_group())
 
     def _log_probs(self, micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
         return step.compute_log_probs(self._chunks, micro_batches, self._head) if micro_batches else []
@@ -202,7 +198,7 @@ class Actor:
         reference: list[torch.Tensor] | None,
     ) -> dict[str, float]:
         args = self.args
-        num_parts = len(micro_batches) * parallel_state.get_data_parallel_world_size()
+        num_parts = len(micro_batches) * parallel.data_parallel_size()
 
         def loss(
             row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
@@ -241,7 +237,7 @@ class Actor:
 def objective_config(args: Any) -> ObjectiveConfig:
     """The loss that the options describe."""
     return ObjectiveConfig(
-        policy_loss=args.policy_loss or get_estimator(args.advantage_estimator).policy_loss,
+        policy_loss=POLICY_LOSS_NAMES.get(args.policy_loss) or get_estimator(args.advantage_estimator).policy_loss,
         eps_clip=args.eps_clip,
         eps_clip_high=args.eps_clip_high,
         eps_clip_c=args.eps_clip_c,

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from megatron.core.packed_seq_params import PackedSeqParams
 
 from colloid.data.batch import RolloutBatch
 
@@ -25,7 +24,10 @@ class MicroBatch:
     """int64 [1, T]."""
     position_ids: torch.Tensor
     """int64 [1, T], from 0 in each sequence."""
-    packed: PackedSeqParams
+    cu_seqlens: torch.Tensor
+    """int32 [S + 1], cumulative lengths of the sequences."""
+    max_length: int
+    """Of a sequence."""
     positions: torch.Tensor
     """int64 [R] into the T packed tokens: where each response token is predicted."""
     targets: torch.Tensor
@@ -72,18 +74,11 @@ def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu")
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    cu_seqlens = tensor(samples.offsets.astype(np.int32))
-    longest = int(lengths.max())
     return MicroBatch(
         tokens=tensor(tokens)[None],
         position_ids=tensor(np.arange(num_tokens) - starts)[None],
-        packed=PackedSeqParams(
-            qkv_format="thd",
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_kv=cu_seqlens,
-            max_seqlen_q=longest,
-            max_seqlen_kv=longest,
-        ),
+        cu_seqlens=tensor(samples.offsets.astype(np.int32)),
+        max_length=int(lengths.max()),
         positions=tensor(targets_at - 1),
         targets=tensor(tokens[targets_at]),
         sample_index=tensor(sample_index),

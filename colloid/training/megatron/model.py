@@ -63,11 +63,9 @@ class PolicyModel(GPTModel):
         return hidden_states
 
     def head_weight(self) -> torch.Tensor:
-        """[V, H] of the output projection, without the rows that pad the vocabulary."""
+        """[V, H] of the output projection; rows from `true_vocab_size` on are padding."""
         tied = self.share_embeddings_and_output_weights
-        weight = self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-        rows = self.true_vocab_size - parallel_state.get_tensor_model_parallel_rank() * weight.shape[0]
-        return weight if rows >= weight.shape[0] else weight[: max(rows, 0)]
+        return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
 
 
 def transformer_config(args: Any) -> TransformerConfig:
@@ -201,7 +199,7 @@ def _build_chunk(args: Any, config: TransformerConfig, stage: int | None) -> Pol
 
 
 def _block_spec(config: TransformerConfig, device: str, stage: int | None) -> TransformerBlockSubmodules:
-    """Transformer Engine's layers where CUDA is (not run yet), Megatron's local ones with our norm and attention else."""
+    """Transformer Engine's layers where CUDA is (not run yet); else Megatron's local ones, norm and attention ours."""
     with_engine = device != "cpu"
     block = get_gpt_decoder_block_spec(
         config, use_transformer_engine=with_engine, normalization="RMSNorm", vp_stage=stage

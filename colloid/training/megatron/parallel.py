@@ -95,3 +95,13 @@ def shutdown() -> None:
 def is_last_stage() -> bool:
     """Whether this rank holds the head of the model."""
     return parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+
+
+def tensor_parallel_group() -> dist.ProcessGroup:
+    """The ranks that share each layer with this one."""
+    return parallel_state.get_tensor_model_parallel_group()
+
+
+def data_parallel_size() -> int:
+    """Into how many parts a batch is split."""
+    return parallel_state.get_data_parallel_world_size()

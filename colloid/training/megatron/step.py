@@ -19,12 +19,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
 from colloid.training.megatron.model import unwrap
-from colloid.training.megatron.parallel import is_last_stage
+from colloid.training.megatron.parallel import is_last_stage, tensor_parallel_group
 from colloid.training.micro_batch import MicroBatch
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -44,21 +45,22 @@ class Head:
 
     temperature: float
     chunk_tokens: int
-    """Tokens whose logits are in memory at once."""
+    """Most tokens in a block of logits; -1 chooses."""
 
     def __call__(
         self, model: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Hidden states [R, H] -> float32 log-probs [R] of the targets, and entropies [R] where asked for."""
-        tp_group = parallel_state.get_tensor_model_parallel_group()
+        policy, tp_group = unwrap(model), tensor_parallel_group()
         return token_log_probs(
             hidden,
-            unwrap(model).head_weight(),
+            policy.head_weight(),
             targets,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             tp_group=tp_group if tp_group.size() > 1 else None,
+            vocab_size=policy.true_vocab_size,
         )
 
 
@@ -148,8 +150,8 @@ def check_finite(what: str, value: float, rollout_id: int, step: int) -> None:
     """
     if not math.isfinite(value):
         raise NonFiniteError(
-            f"the {what} is {value} in optimizer step {step} of rollout {rollout_id}: the weights are not to be trusted "
-            "from here on. Continue from the last checkpoint with a lower --lr or --clip-grad, or look at that "
+            f"the {what} is {value} in optimizer step {step} of rollout {rollout_id}: the weights are lost. "
+            "Continue from the last checkpoint with a lower --lr or --clip-grad, or look at that "
             "rollout's rewards and log-probs"
         )
 
@@ -161,14 +163,19 @@ def _run(
     *,
     forward_only: bool,
 ) -> list[Any]:
-    """Megatron's schedule over the micro-batches. `finish(model, index, micro_batch, hidden)` runs on the last stage."""
+    """Megatron's schedule. `finish(model, index, micro_batch, hidden)` runs on the last stage; returns its results."""
 
     def step(iterator: Iterator[tuple[int, MicroBatch]], model: torch.nn.Module) -> tuple[torch.Tensor, Callable]:
         index, micro_batch = next(iterator)
         precision = {"fp32_output": False} if unwrap(model).config.bf16 else {}
-        hidden = model(
-            micro_batch.tokens, micro_batch.position_ids, micro_batch.packed, micro_batch.positions, **precision
+        packed = PackedSeqParams(
+            qkv_format="thd",
+            cu_seqlens_q=micro_batch.cu_seqlens,
+            cu_seqlens_kv=micro_batch.cu_seqlens,
+            max_seqlen_q=micro_batch.max_length,
+            max_seqlen_kv=micro_batch.max_length,
         )
+        hidden = model(micro_batch.tokens, micro_batch.position_ids, packed, micro_batch.positions, **precision)
         return hidden, lambda output, **flags: finish(model, index, micro_batch, output, **flags)
 
     iterators = [iter(list(enumerate(micro_batches))) for _ in chunks]

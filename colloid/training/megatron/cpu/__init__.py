@@ -4,6 +4,7 @@ Everything that is replaced is replaced here, and only where CUDA is absent; the
 """
 
 import os
+import sys
 
 import torch
 
@@ -18,6 +19,8 @@ def install() -> None:
     global _installed
     if _installed or torch.cuda.is_available():
         return
+    if "megatron.core" in sys.modules:
+        raise ImportError("import colloid.training.megatron before megatron.core: it makes it work without CUDA")
     _installed = True
     # Megatron compiles small functions as it is imported; on CPU the compiler costs more than it saves.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")

@@ -9,16 +9,21 @@ import functools
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
-FACTORIES = (
-    "arange as_tensor empty empty_like eye full full_like linspace ones ones_like rand rand_like randint randn "
-    "randn_like tensor zeros zeros_like"
-).split()
-METHODS = "new_empty new_full new_ones new_tensor new_zeros".split()
+# fmt: off
+FACTORIES = [
+    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "ones", "ones_like", "rand",
+    "rand_like", "randint", "randn", "randn_like", "tensor", "zeros", "zeros_like",
+]
+# fmt: on
+METHODS = ["new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"]
 
 
 def install() -> None:
     """Wraps torch's tensor factories and the conversions of `torch.Tensor`."""
+    # `with torch.device(…)` knows factories by identity, and collects them once: before they are wrapped.
+    _device_constructors()
     for name in FACTORIES:
         _wrap_factory(torch, name)
     for name in METHODS:
