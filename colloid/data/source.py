@@ -248,7 +248,7 @@ def prompt_format(args) -> PromptFormat:
     return PromptFormat(
         input_key=args.input_key,
         label_key=args.label_key,
-        require_label="label_key" in getattr(args, "given", ()),
+        require_label="label_key" in args.given,
         metadata_key=args.metadata_key,
         tool_key=args.tool_key,
         apply_chat_template=args.apply_chat_template,

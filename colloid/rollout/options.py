@@ -85,11 +85,12 @@ def evaluation_sampling(args) -> SamplingOptions:
 
 def rollout_options(args) -> RolloutOptions:
     """The order and size of training rollouts."""
+    over_sampling = args.over_sampling_batch_size if "over_sampling_batch_size" in args.given else None
     return RolloutOptions(
         batch_size=args.rollout_batch_size,
-        over_sampling_batch_size=args.over_sampling_batch_size,
+        over_sampling_batch_size=over_sampling,
         deterministic=bool(args.deterministic),
-        max_draws=MAX_DRAWS * max(args.rollout_batch_size, args.over_sampling_batch_size or 0),
+        max_draws=MAX_DRAWS * max(args.rollout_batch_size, over_sampling or 0),
     )
 
 
