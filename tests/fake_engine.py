@@ -1,4 +1,4 @@
-"""An engine's HTTP contract without a model, in the test's own event loop. Its answers are a function of the request."""
+"""An engine's HTTP contract without a model, in the test's own event loop. It answers by a function of the request."""
 
 from __future__ import annotations
 

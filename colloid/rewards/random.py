@@ -7,4 +7,4 @@ import xxhash
 
 def random_reward(seed: int, sample_index: int, response: str) -> float:
     """0.0 or 1.0."""
-    return float(xxhash.xxh3_64_intdigest(f"{seed}:{sample_index}:{response}") & 1)
+    return float(xxhash.xxh3_64_intdigest(f"{seed}:{sample_index}:{response}".encode()) & 1)

@@ -47,7 +47,7 @@ class RolloutOptions:
 
 def request_seed(seed: int, rollout_id: int, sample_index: int, turn: int = 0) -> int:
     """The sampling seed of one request, 0 <= seed < 2^31: a hash of what identifies it."""
-    return xxhash.xxh3_64_intdigest(f"{seed}/{rollout_id}/{sample_index}/{turn}") % 2**31
+    return xxhash.xxh3_64_intdigest(f"{seed}/{rollout_id}/{sample_index}/{turn}".encode()) % 2**31
 
 
 def training_sampling(args) -> SamplingOptions:
