@@ -31,10 +31,10 @@ def not_supported(args: Args, at_run: bool) -> list[str]:
     """Given options, with their values, that do not work in this version. `at_run`: those that a plan may have."""
     found = []
     for dest in sorted(args.given):
-        for option in tables().by_dest.get(dest, ())[:1]:
-            value = args.as_dict(redact=False, only=[dest])[dest]
-            if option.at_run == at_run and not option.supports(value):
-                found.append(_named(option, value))
+        value = args.as_dict(redact=False, only=[dest])[dest]
+        refusing = [option for option in tables().by_dest.get(dest, ()) if not option.supports(value)]
+        if refusing and refusing[0].at_run == at_run:
+            found.append(_named(refusing[0], value))
     return found
 
 

@@ -34,7 +34,7 @@ class Option:
         repeat: given several times, the values add up.
         low, high: bounds, inclusive.
         built: the values that work. None: all that are allowed. Others are refused as "not supported yet". The
-            default, and False, always work.
+            default always works, and so does False where it says that something is off.
         at_run: refused when a run starts, not when the options are parsed (model arguments: so that they can be
             planned with `--dry-run`).
         field: Megatron-Core's `Class.field` that the option sets.
@@ -82,7 +82,7 @@ class Option:
         """Whether the value works in this version."""
         if self.built is None or value == self.default or value in self.built:
             return True
-        return value is (self.kind == OFF)
+        return value is False and not self.default
 
     def convert(self, value: Any, source: str) -> Any:
         """The value of the option, from a text (or, for lists, texts) or from a typed value of a config file.

@@ -1,0 +1,290 @@
+"""What follows from the given options, and the rules between them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colloid.config import derive, parse, resolve_num_rollout
+from colloid.config.args import REDACTED, Args, redacted
+from colloid.config.tables import tables
+from colloid.errors import ConfigError
+
+PLAN = ["--dry-run", "--num-layers", "2", "--device", "cpu"]
+
+
+def plan(*argv: str) -> Args:
+    return parse([*PLAN, *argv])
+
+
+def error_of(*argv: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        plan(*argv)
+    return str(caught.value)
+
+
+def has(message: str, *words: str) -> bool:
+    assert all(word in message for word in words), message
+    return True
+
+
+@pytest.mark.parametrize(
+    ("argv", "prompts", "samples", "batch", "steps"),
+    [
+        ("", 32, 8, 256, 1),
+        ("--rollout-batch-size 16", 16, 8, 128, 1),
+        ("--global-batch-size 64", 32, 8, 64, 4),
+        ("--global-batch-size 512", 64, 8, 512, 1),
+        ("--num-steps-per-rollout 2", 32, 8, 128, 2),
+        ("--rollout-batch-size 4 --global-batch-size 16", 4, 8, 16, 2),
+        ("--rollout-batch-size 4 --global-batch-size 16 --num-steps-per-rollout 1", 4, 4, 16, 1),
+        ("--n-samples-per-prompt 4 --global-batch-size 16 --num-steps-per-rollout 2", 8, 4, 16, 2),
+        (
+            "--rollout-batch-size 8 --n-samples-per-prompt 4 --global-batch-size 16 --num-steps-per-rollout 2",
+            8,
+            4,
+            16,
+            2,
+        ),
+    ],
+)
+def test_what_is_missing_of_the_batch_sizes_is_derived(argv, prompts, samples, batch, steps):
+    args = plan(*argv.split())
+    found = (args.rollout_batch_size, args.n_samples_per_prompt, args.global_batch_size, args.num_steps_per_rollout)
+    assert found == (prompts, samples, batch, steps)
+
+
+@given(st.tuples(*[st.none() | st.integers(1, 64)] * 4))
+@settings(max_examples=300, deadline=None)
+def test_batch_sizes_hold_or_are_an_error_that_shows_its_numbers(sizes):
+    names = ("rollout_batch_size", "n_samples_per_prompt", "global_batch_size", "num_steps_per_rollout")
+    chosen = {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
+    args = Args({**tables().defaults(), **chosen}, given=chosen)
+    try:
+        derive.resolve_batch_sizes(args)
+    except ConfigError as error:
+        assert len(chosen) >= 2 and "×" in str(error)
+        return
+    assert args.rollout_batch_size * args.n_samples_per_prompt == args.global_batch_size * args.num_steps_per_rollout
+    assert all(getattr(args, name) == size for name, size in chosen.items())
+
+
+def test_contradictory_batch_sizes_show_the_equation():
+    argv = "--rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 100 --num-steps-per-rollout 2"
+    assert has(error_of(*argv.split()), "32 × 8 = 256", "100 × 2 = 200", "global_batch_size")
+    assert has(
+        error_of("--rollout-batch-size", "3", "--n-samples-per-prompt", "5", "--global-batch-size", "4"),
+        "3 × 5 = 15",
+        "4",
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "ranks", "engines", "colocate"),
+    [
+        ("", 1, 1, False),
+        ("--actor-num-gpus-per-node 4 --rollout-num-gpus 4", 4, 4, False),
+        ("--actor-num-nodes 2 --actor-num-gpus-per-node 2", 4, 1, False),
+        ("--colocate --actor-num-gpus-per-node 8", 8, 8, True),
+        ("--rollout-num-gpus 4 --rollout-num-gpus-per-engine 2", 1, 2, False),
+        ("--rollout-num-gpus-per-engine 2", 1, 1, False),
+        ("--tensor-model-parallel-size 2 --context-parallel-size 2", 4, 1, False),
+    ],
+)
+def test_counts_of_processes(argv, ranks, engines, colocate):
+    args = plan(*argv.split())
+    assert (args.world_size, args.num_engines, args.colocate) == (ranks, engines, colocate)
+    assert (args.device, args.params_dtype, args.distributed_backend) == ("cpu", "float32", "gloo")
+
+
+def test_with_cuda_and_nothing_said_all_devices_are_shared(monkeypatch):
+    monkeypatch.setattr(derive, "num_cuda_devices", lambda: 8)
+    args = parse(["--dry-run", "--num-layers", "2"])
+    assert (args.device, args.colocate, args.world_size, args.rollout_num_gpus) == ("cuda", True, 8, 8)
+    assert (args.params_dtype, args.distributed_backend, args.transformer_impl) == (
+        "bfloat16",
+        "nccl",
+        "transformer_engine",
+    )
+
+
+def test_defaults_of_a_short_command():
+    args = plan()
+    assert (args.input_key, args.label_key, args.rm_type, args.kl_loss_type) == ("prompt", "label", None, "low_var_kl")
+    assert (args.lr, args.weight_decay, args.adam_beta1, args.adam_beta2) == (1e-6, 0.1, 0.9, 0.98)
+    assert (args.clip_grad, args.lr_decay_style) == (1.0, "constant")
+    assert (args.num_epoch, args.num_rollout, args.save, args.eval_prompt_data) == (1, None, None, [])
+    assert (args.rollout_max_response_len, args.rollout_seed, args.seed) == (1024, 42, 1234)
+    assert args.update_weight_buffer_size == 512 * 1024**2
+
+
+def test_the_number_of_rollouts_comes_from_the_data():
+    args = plan(
+        "--prompt-data", "x.jsonl", "--num-epoch", "3", "--rollout-batch-size", "4", "--num-steps-per-rollout", "2"
+    )
+    assert resolve_num_rollout(args, 10) == 7
+    assert (args.num_rollout, args.train_iters, args.lr_decay_iters) == (7, 14, 14)
+    args = plan("--prompt-data", "x.jsonl")
+    with pytest.raises(ConfigError, match="x.jsonl has 31 prompts.* 32"):
+        resolve_num_rollout(args, 31)
+    args = plan("--num-rollout", "5", "--num-epoch", "2", "--lr-warmup-fraction", "0.4")
+    assert (resolve_num_rollout(args, 3), args.lr_warmup_iters) == (5, 2)
+    assert any("--num-epoch 2 is ignored" in text for text in args.warnings)
+
+
+def test_evaluation_settings_follow_the_rollout_unless_given():
+    args = plan("--rollout-temperature", "0.7", "--reward-key", "score", "--eval-temperature", "0", "--input-key", "q")
+    assert (args.eval_temperature, args.eval_top_p, args.eval_reward_key) == (0.0, 1.0, "score")
+    assert (args.eval_input_key, args.eval_max_response_len) == ("q", 1024)
+    assert plan("--eval-prompt-data", "a", "a.jsonl", "b", "b.jsonl").eval_prompt_data == [
+        ("a", "a.jsonl"),
+        ("b", "b.jsonl"),
+    ]
+    assert plan("--eval-prompt-data", "data/aime.jsonl").eval_prompt_data == [("aime", "data/aime.jsonl")]
+    assert has(error_of("--eval-prompt-data", "a", "a.jsonl", "b"), "pairs", "3 words")
+    assert has(error_of("--eval-prompt-data", "a", "1", "--eval-prompt-data", "a", "2"), "'a'", "twice")
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--advantage-estimator ppo", ["not supported yet", "--advantage-estimator ppo", "grpo"]),
+        ("--use-opd --use-wandb", ["not supported yet", "--use-opd", "--use-wandb"]),
+        ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
+        ("--rm-type dapo", ["not supported yet", "dapo", "math"]),
+        ("--disable-compute-advantages-and-returns", ["not supported yet", "--disable-compute-advantages-and-returns"]),
+        ("--router-retry-max-retries 3", ["--router-retry-max-retries", "retries are always off"]),
+        ("--sglang-port 4000", ["--sglang-port", "--sglang-router-port"]),
+        ("--sglang-tp-size 2", ["--sglang-tp-size", "--rollout-num-gpus-per-engine"]),
+        ("--rollout-num-gpus 3 --rollout-num-gpus-per-engine 2", ["3", "2", "multiple"]),
+        ("--rollout-temperature 0", ["--rollout-temperature 0", "--eval-temperature"]),
+        ("--eps-clip 0.3 --eps-clip-high 0.2", ["0.3", "0.2"]),
+        ("--global-batch-size 2 --n-samples-per-prompt 2 --actor-num-gpus-per-node 4", ["2", "1 × 4 = 4"]),
+        ("--tensor-model-parallel-size 2 --actor-num-gpus-per-node 3", ["3", "tensor 2"]),
+        ("--over-sampling-batch-size 16", ["16", "32"]),
+        ("--lr-decay-style WSD", ["--lr-wsd-decay-iters"]),
+        ("--min-lr 1", ["--min-lr 1", "--lr 1e-06"]),
+        ("--apply-chat-template-kwargs [1]", ["JSON object"]),
+        ("--rollout-max-context-len 8 --rollout-max-prompt-len 8", ["no room"]),
+    ],
+)
+def test_broken_rules_say_what_why_and_how(argv, words):
+    assert has(error_of(*argv.split()), *words)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        "--no-offload-train",
+        "--update-weights-interval 1",
+        "--policy-loss ppo",
+        "--update-weight-mode full",
+        "--kl-coef 0",
+    ],
+)
+def test_an_option_that_says_what_is_so_anyway_is_accepted(argv):
+    assert plan(*argv.split())
+
+
+def test_every_option_that_is_not_built_is_refused_by_a_run_and_names_itself(tmp_path):
+    """No option is accepted in silence: whatever its value, unless it is the default."""
+    other = {"int": 7, "size": 7, "float": 0.123, "str": "x", "json": {"a": 1}, "pattern": [7], "bool": True}
+    for option in tables().options:
+        if option.built != () or option.nargs or option.repeat:
+            continue
+        choices = [choice for choice in option.choices if choice != option.default]
+        value = option.kind != "off" if not option.takes_value else (choices or [other[option.kind]])[0]
+        args = Args({**tables().defaults(), option.dest: value}, given=[option.dest])
+        found = derive_refusals(args)
+        assert any(name.startswith(option.flag) for name in found), option.flag
+
+
+def derive_refusals(args: Args) -> list[str]:
+    from colloid.config.checks import not_supported
+
+    return not_supported(args, at_run=False) + not_supported(args, at_run=True)
+
+
+def test_warnings_for_what_is_probably_not_meant():
+    def warned(*argv: str) -> str:
+        return "\n".join(plan(*argv).warnings)
+
+    assert "--eval-interval 5 has no effect" in warned("--eval-interval", "5")
+    assert "--kl-loss-coef 0.1 has no effect" in warned("--kl-loss-coef", "0.1")
+    assert "k1" in warned("--use-kl-loss", "--kl-loss-coef", "1", "--kl-loss-type", "k1")
+    text = warned("--sglang-schedule-policy", "lpm", "--sglang-chunked-prefill-size", "64", "--sglang-dtype", "float32")
+    assert "no use for --sglang-chunked-prefill-size, --sglang-schedule-policy" in text and "dtype" not in text
+
+
+def test_pass_through_options_reach_engine_and_router():
+    from colloid.config.sglang import embedded_options, router_options
+
+    args = plan("--sglang-mem-fraction-static", "0.4", "--sglang-log-level", "INFO", "--router-policy", "random")
+    assert embedded_options(args) == {"mem-fraction-static": 0.4, "log-level": "info", "dtype": "float32"}
+    assert router_options(args) == {"policy": "random"}
+    deterministic = plan("--deterministic", "--sglang-schedule-policy", "lpm")
+    assert embedded_options(deterministic) == {"dtype": "float32", "enable-deterministic-inference": True}
+
+
+def test_keys_of_a_custom_config_become_attributes_and_options_among_them_are_checked(tmp_path):
+    path = tmp_path / "custom.yaml"
+    path.write_text("search_url: http://localhost\nmax_turns: 5\n")
+    args = plan("--custom-config-path", str(path))
+    assert (args.search_url, args.max_turns) == ("http://localhost", 5)
+    assert plan("--custom-config-path", str(path), "--max-turns", "3").max_turns == 3
+    path.write_text("max-turns: many\n")
+    assert has(error_of("--custom-config-path", str(path)), "custom.yaml", "max-turns", "many")
+    path.write_text("derive: 1\n")
+    assert has(error_of("--custom-config-path", str(path)), "derive", "method")
+
+
+def test_flags_win_over_the_config_file(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text("lr: 1e-5\nrollout-batch-size: 4\n")
+    args = plan("--config", str(path), "--lr", "2e-5")
+    assert (args.lr, args.rollout_batch_size) == (2e-5, 4)
+    assert {"lr", "rollout_batch_size"} <= args.given
+    path.write_text("config: other.yaml\n")
+    assert has(error_of("--config", str(path)), "cannot name another")
+    assert has(error_of("--config", str(tmp_path / "none.yaml")), "no such file")
+
+
+def test_args_know_what_was_set_and_never_read():
+    args = plan("--max-turns", "3", "--lr", "1e-5")
+    assert args.unread() == ["lr", "max_turns", "num_layers"]
+    assert args.lr == 1e-5
+    copy = pickle.loads(pickle.dumps(args))
+    assert copy.max_turns == 3 and copy == args
+    assert args.unread(copy.options_read()) == ["num_layers"]
+    args.mark_read("num_layers")
+    assert args.unread({"max_turns"}) == []
+    with pytest.raises(AttributeError, match="rolout_batch_size; the nearest is args.rollout_batch_size"):
+        _ = args.rolout_batch_size
+    assert not hasattr(args, "nothing") and getattr(args, "nothing", 1) == 1
+    args.extra = 1
+    assert args.extra == 1
+
+
+def test_saved_options_have_no_secrets(tmp_path):
+    args = Args(
+        {
+            "wandb_key": "s3cret",
+            "router_oracle_password": "s3cret",
+            "http_proxy": "http://me:s3cret@host:1",
+            "train_env_vars": {"WANDB_API_KEY": "s3cret", "A": "1"},
+            "router_control_plane_api_keys": ["s3cret"],
+            "input_key": "prompt",
+            "run_dir": str(tmp_path / "run"),
+        },
+        given=["wandb_key"],
+    )
+    text = open(args.save_to_run_dir()).read()
+    assert "s3cret" not in text and "s3cret" not in repr(args)
+    saved = yaml.safe_load(text)
+    assert saved["wandb_key"] == REDACTED and saved["input_key"] == "prompt"
+    assert saved["http_proxy"] == f"http://{REDACTED}@host:1" and saved["train_env_vars"]["A"] == "1"
+    assert redacted("hf_token", None) is None
