@@ -231,7 +231,7 @@ def test_parsing_and_help_import_nothing_heavy():
         "from colloid.config import parse_args\n"
         "try: parse_args(sys.argv[1:])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'ray', 'yaml', 'numpy', 'transformers', 'megatron', 'sglang', 'asyncio'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'yaml', 'numpy', 'transformers', 'megatron', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)\n"
     )
     for argv in (["--help"], ["--help-megatron"], ["--num-layers", "2", "--dry-run"]):
