@@ -124,7 +124,7 @@ def load_hook(path: str, kind: str) -> Hook:
     if inspect.isclass(target):
         raise HookError(f"{row.option} {path}: classes are not supported yet; give a function of {_signature(row)}")
     if not callable(target):
-        raise HookError(f"{row.option} {path} is a {type(target).__name__}, not a function")
+        raise HookError(f"{row.option} {path} is no function: {target!r}")
     hook = Hook(path, row, target)
     if not any(_accepts(target, form) for form in row.forms):
         raise HookError(f"{hook.name} cannot be called as {_signature(row)}: it is {_shown(target)}")

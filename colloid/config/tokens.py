@@ -101,13 +101,23 @@ def parse_mapping(
         if option.dest in keys:
             raise ConfigError(f"{source}: {keys[option.dest]!r} and {key!r} are the same option: leave one out")
         keys[option.dest] = key
-        result = option.convert(value, f"{source}: {key}")
+        result = _from_file(option, value, f"{source}: {key}")
         if not option.takes_value and isinstance(result, bool) and name in option.names and dest != option.dest:
             result = option.names[name] if result else not option.names[name]
-        if option.repeat and result is not None and not isinstance(result, list):
-            result = [result]
         values[option.dest] = result
     return values, others
+
+
+def _from_file(option: Option, value: Any, source: str) -> Any:
+    """A repeatable option is a list in a file; pairs may also be lists of two, or a mapping."""
+    if not option.repeat or value is None:
+        return option.convert(value, source)
+    items = list(value.items()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    if not option.is_list:
+        return [option.convert(item, source) for item in items]
+    return option.convert(
+        [word for item in items for word in (item if isinstance(item, (list, tuple)) else [item])], source
+    )
 
 
 def _option_of(name: str, dest: str) -> Option | None:

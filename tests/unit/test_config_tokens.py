@@ -218,6 +218,16 @@ def test_a_config_file_is_checked_like_the_line(tmp_path):
         assert all(word in str(caught.value) for word in words), caught.value
 
 
+def test_evaluation_sets_in_a_file_may_be_a_mapping():
+    expected = {"eval_prompt_data": ["a", "a.jsonl", "b", "b.jsonl"]}
+    for value in (
+        {"a": "a.jsonl", "b": "b.jsonl"},
+        [["a", "a.jsonl"], ["b", "b.jsonl"]],
+        ["a", "a.jsonl", "b", "b.jsonl"],
+    ):
+        assert parse_mapping({"eval-prompt-data": value}, "run.yaml") == (expected, {})
+
+
 def test_toml_says_the_same_as_yaml(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text('lr = 1e-6\ncolocate = true\n"rollout-batch-size" = 4\n')
