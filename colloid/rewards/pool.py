@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 START_TIMEOUT = 300.0
 """Seconds for a worker's start and its preload (imports, a reward model)."""
+CROWDED = 8
+"""Calls in one worker from which on another worker is started rather than adding to them."""
 GRACE = 2.0
 """Seconds beyond its limit in which a worker may report a cancelled coroutine itself."""
 
@@ -46,13 +48,26 @@ class _WorkerGone(Exception):
     """The worker was killed or died while it had other tasks too; this one may be innocent."""
 
 
+@dataclass(frozen=True)
+class _Call:
+    started: asyncio.Future
+    """Done once the worker has begun with it: from then on its time counts."""
+    answer: asyncio.Future
+
+    def fail(self, error: Exception) -> None:
+        for future in (self.started, self.answer):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # Retrieved, so that asyncio does not report it.
+
+
 @dataclass(eq=False)
 class _Worker:
     process: asyncio.subprocess.Process
     ready: asyncio.Future
     """Done once tasks can run; an exception where the preload failed."""
     reader: asyncio.Task | None = None
-    tasks: dict[int, asyncio.Future] = field(default_factory=dict)
+    tasks: dict[int, _Call] = field(default_factory=dict)
     exclusive: bool = False
     """Its task is alone in it, and no other joins."""
 
@@ -112,7 +127,8 @@ class WorkerPool:
     async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
         worker = await self._place(alone)
         task_id, self._next_id = self._next_id, self._next_id + 1
-        worker.tasks[task_id] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        worker.tasks[task_id] = _Call(loop.create_future(), loop.create_future())
         # Also where the caller no longer waits, the call keeps its place until it ends or is ended.
         call = asyncio.ensure_future(self._call(worker, task_id, target, args, timeout, alone))
         self._calls.add(call)
@@ -121,19 +137,19 @@ class WorkerPool:
         return await asyncio.shield(call)
 
     async def _call(self, worker: _Worker, task_id: int, target: str, args: tuple, timeout: float, alone: bool) -> Any:
-        answer = worker.tasks[task_id]
+        call = worker.tasks[task_id]
         try:
             await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
             await self._send(worker, {"id": task_id, "target": target, "args": args, "timeout": timeout})
-            return await asyncio.wait_for(asyncio.shield(answer), timeout + GRACE)
+            await asyncio.shield(call.started)
+            return await asyncio.wait_for(asyncio.shield(call.answer), timeout + GRACE)
         except asyncio.TimeoutError:
             message = f"{target} took longer than {timeout:g} s; its worker was killed"
             self._kill(worker, message, culprit=task_id)
             raise (GradingFailed if alone else _WorkerGone)(message) from None
         finally:
             worker.tasks.pop(task_id, None)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # Retrieved, so that asyncio does not report it.
+            call.fail(GradingFailed("the call has ended"))  # Nobody waits for what is still open.
             worker.exclusive = worker.exclusive and bool(worker.tasks)
             async with self._changed:
                 self._changed.notify_all()
@@ -142,13 +158,14 @@ class WorkerPool:
         """A worker with a free place, reserved through `tasks` by the caller before it next yields."""
         async with self._changed:
             while True:
-                for worker in self._workers:
-                    if not worker.exclusive and len(worker.tasks) < (1 if alone else self.tasks_per_worker):
-                        worker.exclusive = alone
-                        return worker
-                if len(self._workers) < self.size:
+                limit = 1 if alone else self.tasks_per_worker
+                free = [worker for worker in self._workers if not worker.exclusive and len(worker.tasks) < limit]
+                worker = min(free, key=lambda one: len(one.tasks), default=None)
+                crowded = worker is None or len(worker.tasks) >= CROWDED
+                if crowded and len(self._workers) < self.size:
                     worker = await self._start()
                     self._workers.append(worker)
+                if worker is not None:
                     worker.exclusive = alone
                     return worker
                 await self._changed.wait()
@@ -187,15 +204,18 @@ class WorkerPool:
             self._kill(worker, f"its worker process ended with code {code}")
 
     def _settle(self, worker: _Worker, answer: dict[str, Any]) -> None:
-        future = worker.ready if answer["id"] is None else worker.tasks.get(answer["id"])
-        if future is None or future.done():
+        call = worker.tasks.get(answer["id"])
+        if answer["id"] is not None and call is None:
+            return
+        future = worker.ready if call is None else call.started if "started" in answer else call.answer
+        if future.done():
             return
         if "error" in answer:
             future.set_exception(GradingFailed(answer["error"], answer["traceback"]))
         elif "timeout" in answer:
             future.set_exception(GradingFailed("the call took longer than its time limit"))
         else:
-            future.set_result(answer["result"])
+            future.set_result(answer.get("result"))
 
     def _kill(self, worker: _Worker, reason: str, culprit: int | None = None) -> None:
         """Removes the worker with all that it started; its other tasks fail, or may be run again."""
@@ -209,7 +229,7 @@ class WorkerPool:
         if not worker.ready.done():
             worker.ready.set_exception(GradingFailed(f"a grading worker did not start: {reason}"))
             worker.ready.exception()  # Retrieved, so that asyncio does not report it.
-        shared = len(worker.tasks) > 1
-        for task_id, future in worker.tasks.items():
-            if task_id != culprit and not future.done():
-                future.set_exception(_WorkerGone(reason) if shared or not worker.exclusive else GradingFailed(reason))
+        innocent = len(worker.tasks) > 1 or not worker.exclusive
+        for task_id, call in worker.tasks.items():
+            if task_id != culprit:
+                call.fail(_WorkerGone(reason) if innocent else GradingFailed(reason))

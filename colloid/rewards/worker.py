@@ -59,6 +59,7 @@ async def serve(reader: asyncio.StreamReader, out) -> None:
     running: set[asyncio.Task] = set()
 
     async def handle(task: dict[str, Any]) -> None:
+        send(out, {"id": task["id"], "started": True})
         send(out, await run_task(task))
 
     while True:

@@ -21,7 +21,7 @@ def check_reward_nonzero_std(args: Any, samples: list[Sample], **kwargs: Any) ->
         return DynamicFilterOutput(False, reason="all_failed", keep_when_insufficient=True)
     if max(rewards) - min(rewards) > TOLERANCE:
         return DynamicFilterOutput(True)
-    return DynamicFilterOutput(False, reason=f"zero_std_{rewards[0]:g}", keep_when_insufficient=True)
+    return DynamicFilterOutput(False, reason=f"zero_std_{round(rewards[0], 1):g}", keep_when_insufficient=True)
 
 
 def filter_output(value: Any, name: str) -> DynamicFilterOutput:

@@ -24,6 +24,8 @@ from colloid.rollout.options import SamplingOptions, request_seed
 GenerateFunction = Callable[..., Awaitable[Any]]
 """`(sample, sampling_params, evaluation=…) -> Sample or list of Samples`."""
 
+GENERATION = "generation"
+"""Names the built-in generation where a failure is recorded."""
 CUSTOM_DEADLINE = 1800.0
 """Seconds in which neither the user's generate function nor any request of the run has moved."""
 
@@ -102,7 +104,7 @@ class GroupRunner:
             sample.status = Status.ABORTED
             return [sample]
         except RequestRefused as error:
-            self._grader.mark_failed(sample, "generation", error)
+            self._grader.mark_failed(sample, GENERATION, error)
             return [sample]
         except (EngineError, DeadlineExceeded):
             raise
@@ -182,15 +184,14 @@ def check_not_all_failed(samples: Iterable[Sample], what: str) -> int:
     """The number of FAILED samples.
 
     Raises:
-        HookError: all are, and so there is nothing to train on or to measure; with the first reason.
+        HookError, EngineError: all are, and so there is nothing to train on or to measure; with the first reason.
     """
     samples = list(samples)
     failed = [sample for sample in samples if sample.status is Status.FAILED]
     if samples and len(failed) == len(samples):
-        raise HookError(
-            f"all {len(samples)} samples of {what} FAILED. The first (sample {failed[0].index}): "
-            f"{failed[0].metadata.get('error', 'the generate function set the status FAILED')}"
-        )
+        reason = failed[0].metadata.get("error", "the generate function set the status FAILED")
+        kind = EngineError if reason.startswith(GENERATION) else HookError
+        raise kind(f"all {len(samples)} samples of {what} FAILED. The first (sample {failed[0].index}): {reason}")
     return len(failed)
 
 

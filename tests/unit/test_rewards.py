@@ -160,6 +160,18 @@ def test_coroutines_share_a_worker_and_one_that_hangs_is_cancelled_alone():
     assert with_pool(run, tasks_per_worker=64, preload=(f"{HERE}:double", (1,))) < 20 * 0.3 + 10
 
 
+def test_the_time_of_a_call_counts_from_when_it_begins(monkeypatch):
+    """Ten blocking calls in one worker, each within its limit, all together beyond it."""
+    monkeypatch.setattr("colloid.rewards.pool.GRACE", 0.0)
+
+    async def run(pool):
+        results = await asyncio.gather(*(pool.run(f"{HERE}:block", (0.1,), 0.8) for _ in range(10)))
+        assert pool.num_killed == 0
+        return results
+
+    assert with_pool(run, tasks_per_worker=64) == ["late"] * 10
+
+
 def test_innocent_calls_survive_one_that_blocks_their_worker():
     async def run(pool):
         blocking = asyncio.ensure_future(pool.run(f"{HERE}:block", (1000,), 0.3))
