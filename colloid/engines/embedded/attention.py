@@ -1,0 +1,235 @@
+"""Attention over the paged cache: prompts in chunks, and one new token a sequence (decode).
+
+Decode. Every page is attended to by itself (scores, softmax, weighted values), and the pages of a sequence are then
+combined by the log-sum-exp of their scores. A page that the samples of one prompt share is read once, with the queries
+of all of them as the rows of one matrix product. The products always have the same inner sizes, whoever else is in
+the batch and whether or not a page is shared: so a sequence's result does not depend on its company, bit by bit
+(given at least `min_query_rows` rows a product: below, MKL takes other kernels for float32).
+
+Shapes: `B` sequences, `P` own pages, `U` shared pages, `K` key-value heads, `G` query heads a key-value head, `D`
+head_dim, `S` page_size, `R` query rows a page and head (G, padded), `M` members of the largest sharing group.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from colloid.engines.embedded.kv_cache import KVCache
+from colloid.engines.embedded.model_config import ModelConfig
+
+# Sums over a sequence's pages run over a multiple of this many entries: the vector width, so that padding does not
+# change the order of the additions.
+LANES = 16
+# Below this many multiplications a bf16 product is not given to oneDNN but to a plain loop, which rounds differently.
+MIN_PRODUCT = 16 * 16 * 16
+QUERY_ROWS = {torch.float32: 4, torch.bfloat16: 1}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sequence of a decode batch: its own pages' indices, its place in a sharing group (None: shares nothing)."""
+
+    own: list[int]
+    group: int | None = None
+    member: int = 0
+
+
+class DecodeAttention:
+    """A plan for one decode step of B rows; `advance` moves it on while no page is added, moved or released."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        cache: KVCache,
+        rows: SequenceOf[Row],
+        groups: SequenceOf[tuple[list[int], list[int]]],
+        num_own: int,
+        min_query_rows: int,
+    ):
+        """groups: (shared page indices in order, rows of the members), one a prompt; shared pages fill the cache's end.
+
+        num_own: own pages in use, those of sequences that are not in this batch included.
+        """
+        self.config, self.cache = config, cache
+        self.batch = len(rows)
+        dtype = cache.keys.dtype
+        kv_heads, per_kv, size = config.num_kv_heads, config.queries_per_kv, cache.page_size
+        self.query_rows = max(per_kv, min_query_rows)
+        row_product = kv_heads * config.head_dim * size
+        self.num_own = max(num_own, MIN_PRODUCT // (row_product * self.query_rows) + 1)
+        self.num_shared = sum(len(pages) for pages, _ in groups)
+        fewest = max(-(-min_query_rows // per_kv), MIN_PRODUCT // (row_product * per_kv) + 1)
+        self.members = max([fewest, *(len(members) for _, members in groups)])
+        self.own_scores = self.num_own * kv_heads * self.query_rows
+        total = self.own_scores + self.num_shared * kv_heads * self.members * per_kv
+        self.scores = torch.empty(total, size, dtype=dtype)
+        self.outputs = torch.empty(total, config.head_dim, dtype=dtype)
+        self.mask = torch.zeros(self.num_own, kv_heads, 1, size, dtype=dtype)
+        self._plan_queries(rows, groups)
+        self._plan_combination(rows, groups)
+
+    def _plan_queries(self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]]) -> None:
+        owner = [0] * self.num_own
+        for i, row in enumerate(rows):
+            for page in row.own:
+                owner[page] = i
+        self.owner = torch.tensor(owner)
+        self.last_page = torch.tensor([row.own[-1] for row in rows])
+        first_shared = self.cache.keys.shape[1] - self.num_shared
+        group_of = [0] * self.num_shared
+        member_rows = []
+        for j, (pages, members) in enumerate(groups):
+            for page in pages:
+                group_of[page - first_shared] = j
+            member_rows += members + [members[0]] * (self.members - len(members))
+        self.group_of, self.member_rows = torch.tensor(group_of), torch.tensor(member_rows)
+        self.first_shared, self.num_groups = first_shared, len(groups)
+
+    def _plan_combination(self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]]) -> None:
+        """Where each sequence's partial results lie: indices into the rows of `scores`, page by page."""
+        c = self.config
+        kv_heads, per_kv = c.num_kv_heads, c.queries_per_kv
+        shared_rows = self.members * per_kv
+        bases: list[list[int]] = []
+        strides: list[list[int]] = []
+        for row in rows:
+            shared = [] if row.group is None else groups[row.group][0]
+            bases.append(
+                [
+                    self.own_scores + (p - self.first_shared) * kv_heads * shared_rows + row.member * per_kv
+                    for p in shared
+                ]
+                + [p * kv_heads * self.query_rows for p in row.own]
+            )
+            strides.append([shared_rows] * len(shared) + [self.query_rows] * len(row.own))
+        counts = torch.tensor([len(b) for b in bases])
+        self.single = int(counts.max()) == 1
+        width = -(-int(counts.max()) // LANES) * LANES
+        pad = [b + b[:1] * (width - len(b)) for b in bases], [s + s[:1] * (width - len(s)) for s in strides]
+        base, stride = (torch.tensor(x)[:, None, None] for x in pad)
+        head = torch.arange(kv_heads)[:, None, None], torch.arange(per_kv)[:, None]
+        self.index = (base + head[0] * stride + head[1]).view(-1, width)  # [B K G, width]
+        absent = torch.arange(width) >= counts[:, None]
+        absent = absent[:, None].expand(-1, kv_heads * per_kv, -1).reshape(-1, width)
+        self.absent = absent
+        self.present = (~absent).flatten().nonzero()[:, 0]
+        self.flat_index = self.index.flatten()[self.present]
+        per_bag = counts.repeat_interleave(kv_heads * per_kv)
+        self.bag_starts = per_bag.cumsum(0) - per_bag
+
+    def advance(self, offsets: torch.Tensor) -> None:
+        """offsets [B]: position within its last page that each sequence writes in this step; later ones are masked."""
+        hidden = torch.arange(self.cache.page_size) > offsets[:, None]
+        rows = torch.zeros(hidden.shape, dtype=self.mask.dtype).masked_fill_(hidden, float("-inf"))
+        self.mask[self.last_page] = rows[:, None, None].expand(-1, self.config.num_kv_heads, 1, -1)
+        self.offsets = offsets
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """qkv [rows ≥ B, (Q + 2K) D], rotated -> [rows, Q D]; rows past B are padding."""
+        c = self.config
+        kv_heads, per_kv, dim = c.num_kv_heads, c.queries_per_kv, c.head_dim
+        keys_values = qkv[: self.batch, c.num_heads * dim :].view(self.batch, 2, kv_heads, dim)
+        self.cache.write_tokens(layer, self.last_page, self.offsets, keys_values[:, 0], keys_values[:, 1])
+        q = qkv[: self.batch, : c.num_heads * dim].reshape(self.batch, kv_heads, per_kv, dim)
+        self._score(layer, q)
+        weights = torch.softmax(self.scores, -1, dtype=torch.float32)
+        lse = None if self.single else self.scores.amax(-1).float().sub_(weights.amax(-1).log_())
+        self._weigh_values(layer, weights.to(self.scores.dtype))
+        out = self._combine(lse).to(qkv.dtype).view(self.batch, c.num_heads * dim)
+        return F.pad(out, (0, 0, 0, len(qkv) - self.batch)) if len(qkv) > self.batch else out
+
+    def _score(self, layer: int, q: torch.Tensor) -> None:
+        """Scores of all pages, from q [B, K, G, D]."""
+        kv_heads, per_kv, dim, size = *q.shape[1:], self.cache.page_size
+        scale = dim**-0.5
+        padded = F.pad(q, (0, 0, 0, self.query_rows - per_kv)) if self.query_rows > per_kv else q
+        own = padded.index_select(0, self.owner).view(-1, self.query_rows, dim)
+        keys = self.cache.keys[layer]
+        out = self.scores[: self.own_scores].view(-1, self.query_rows, size)
+        mask = self.mask.view(-1, 1, size)
+        torch.baddbmm(mask, own, keys[: self.num_own].view(-1, dim, size), alpha=scale, out=out)
+        if self.num_shared:
+            rows = q.index_select(0, self.member_rows).view(self.num_groups, self.members, kv_heads, per_kv, dim)
+            rows = rows.transpose(1, 2).reshape(self.num_groups, kv_heads, -1, dim).index_select(0, self.group_of)
+            rows = rows.view(self.num_shared * kv_heads, -1, dim)
+            out = self.scores[self.own_scores :].view(len(rows), -1, size)
+            shared_keys = keys[self.first_shared :].view(-1, dim, size)
+            torch.baddbmm(out.new_zeros(1, 1, size), rows, shared_keys, alpha=scale, out=out)
+
+    def _weigh_values(self, layer: int, weights: torch.Tensor) -> None:
+        size, dim = self.cache.values.shape[-2:]
+        values = self.cache.values[layer]
+        own = weights[: self.own_scores].view(-1, self.query_rows, size)
+        out = self.outputs[: self.own_scores].view(-1, self.query_rows, dim)
+        torch.bmm(own, values[: self.num_own].view(-1, size, dim), out=out)
+        if self.num_shared:
+            shared_values = values[self.first_shared :].view(-1, size, dim)
+            shared = weights[self.own_scores :].view(len(shared_values), -1, size)
+            torch.bmm(shared, shared_values, out=self.outputs[self.own_scores :].view(*shared.shape[:2], dim))
+
+    def _combine(self, lse: torch.Tensor | None) -> torch.Tensor:
+        """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, D] float32."""
+        if lse is None:
+            return self.outputs.index_select(0, self.flat_index)
+        shares = torch.softmax(lse[self.index].masked_fill_(self.absent, float("-inf")), -1)
+        shares = shares.flatten().index_select(0, self.present)
+        return torch.embedding_bag(self.outputs.float(), self.flat_index, self.bag_starts, False, 0, False, shares)[0]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Part of a prompt: `length` tokens from position `start` (a multiple of the page size), and the pages so far."""
+
+    start: int
+    length: int
+    pages: list[int]
+
+
+class PrefillAttention:
+    """Causal attention of packed chunks, each of one sequence: one kernel call a chunk, no padding."""
+
+    def __init__(self, config: ModelConfig, cache: KVCache, chunks: SequenceOf[Chunk]):
+        self.config, self.cache, self.chunks = config, cache, chunks
+        size = cache.page_size
+        self._pages = [torch.tensor(chunk.pages) for chunk in chunks]
+        self._new = [p[chunk.start // size :] for p, chunk in zip(self._pages, chunks, strict=True)]
+        self._masks = [_causal_mask(chunk, cache.keys.dtype) if chunk.start else None for chunk in chunks]
+
+    def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
+        """qkv [T, (Q + 2K) D] -> [T, Q D]; rows past the chunks' tokens are padding."""
+        c = self.config
+        out = qkv.new_zeros(len(qkv), c.num_heads, c.head_dim)
+        q, k, v = (x.view(len(qkv), -1, c.head_dim) for x in qkv.split(_widths(c), 1))
+        start = 0
+        for i, chunk in enumerate(self.chunks):
+            rows = slice(start, start + chunk.length)
+            self.cache.write_prompt(layer, self._new[i], k[rows], v[rows])
+            keys, values = k[rows].transpose(0, 1), v[rows].transpose(0, 1)
+            if chunk.start:
+                before = self._pages[i][: chunk.start // self.cache.page_size]
+                earlier = self.cache.read(layer, before)
+                keys, values = (torch.cat(pair, 1) for pair in zip(earlier, (keys, values), strict=True))
+            attended = F.scaled_dot_product_attention(
+                q[rows].transpose(0, 1)[None],
+                keys[None],
+                values[None],
+                attn_mask=self._masks[i],
+                is_causal=self._masks[i] is None,
+                enable_gqa=True,
+            )
+            out[rows] = attended[0].transpose(0, 1)
+            start += chunk.length
+        return out.view(len(qkv), -1)
+
+
+def _widths(config: ModelConfig) -> tuple[int, int, int]:
+    kv = config.num_kv_heads * config.head_dim
+    return config.num_heads * config.head_dim, kv, kv
+
+
+def _causal_mask(chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
+    position = torch.arange(chunk.start + chunk.length)
+    hidden = position > torch.arange(chunk.start, chunk.start + chunk.length)[:, None]
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, float("-inf"))

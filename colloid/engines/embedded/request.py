@@ -1,0 +1,87 @@
+"""One sample in the engine: what was asked for, what has come out, and why it ended."""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from colloid.engines.contract import SamplingParams
+from colloid.engines.embedded.pages import Page
+
+
+@dataclass(frozen=True)
+class FinishReason:
+    """type: "stop" (with `matched`: a token id or a stop string), "length" or "abort" (with `message`)."""
+
+    type: str
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        if self.type == "stop":
+            return {"type": "stop", "matched": self.matched}
+        if self.type == "length":
+            return {"type": "length", "length": self.length}
+        return {"type": "abort", "message": self.message}
+
+
+@dataclass(eq=False)
+class Prefix:
+    """A prompt whose keys and values are in the cache, and the samples that read it.
+
+    `pages`: its full pages, once they are shared; before that they are the only member's own. `length`: tokens.
+    `next_logits`: what the first token of each sample is drawn from (opaque to the scheduler).
+    """
+
+    key: bytes
+    length: int
+    num_full_pages: int
+    members: list["Sequence"] = field(default_factory=list)
+    pages: list[Page] = field(default_factory=list)
+    is_ready: bool = False
+    next_logits: Any = None
+
+
+@dataclass(eq=False)
+class Sequence:
+    """The state of one sample. Its randomness is its own: a stream of uniforms that follows from its seed.
+
+    `on_update(sequence)` is called by the engine after each step in which it got a token (streams) or ended (all).
+    """
+
+    rid: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    suppressed_ids: tuple[int, ...]
+    generator: random.Random
+    on_update: Callable[["Sequence"], None]
+    stream: bool = False
+    output_ids: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    version_starts: list[tuple[str, int]] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    prefix: Prefix | None = None
+    pages: list[Page] = field(default_factory=list)
+    reserved_pages: int = 0
+    num_computed: int = 0  # positions in the cache
+
+    def append(self, token: int, log_prob: float, weight_version: str) -> None:
+        if not self.version_starts or self.version_starts[-1][0] != weight_version:
+            self.version_starts.append((weight_version, len(self.output_ids)))
+        self.output_ids.append(token)
+        self.log_probs.append(log_prob)
+
+    @property
+    def weight_versions(self) -> list[dict[str, Any]]:
+        """Spans [start, end) of output tokens by the version of the weights that drew them."""
+        ends = [start for _, start in self.version_starts[1:]] + [len(self.output_ids)]
+        pairs = zip(self.version_starts, ends, strict=True)
+        return [{"version": version, "start": start, "end": end} for (version, start), end in pairs]
+
+    def draw_uniform(self) -> float:
+        """The next uniform in [0, 1), exact in float32."""
+        return self.generator.getrandbits(24) / (1 << 24)
