@@ -106,13 +106,6 @@ class Args:
         chosen = self._values if only is None else {key: self._values[key] for key in only if key in self._values}
         return {key: redacted(key, value) if redact else value for key, value in chosen.items()}
 
-    def save_to_run_dir(self) -> str:
-        """Writes `args.yaml` into the run directory, which is made where it is missing. Returns the path."""
-        os.makedirs(self.run_dir, exist_ok=True)
-        path = os.path.join(self.run_dir, "args.yaml")
-        self.write_yaml(path)
-        return path
-
     def write_yaml(self, path: str | os.PathLike[str]) -> None:
         """Writes all attributes as YAML, without secrets; those that the user set come first.
 

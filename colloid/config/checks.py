@@ -69,6 +69,8 @@ def _entry(args: Args) -> str | None:
 
 
 def _prompt_data(args: Args) -> str | None:
+    if args.prompt_data is None and "data_source_path" in args.given:
+        return None
     if args.prompt_data is None:
         return "no prompts: give a JSONL file with --prompt-data FILE"
     return _file("--prompt-data", args.prompt_data)
@@ -160,8 +162,11 @@ def _over_sampling(args: Args) -> str | None:
 
 
 def _backend(args: Args) -> str | None:
-    if args.device == "cpu" and args.distributed_backend == "nccl":
-        return "--distributed-backend nccl needs CUDA devices; on CPU it is gloo"
+    right = "gloo" if args.device == "cpu" else "nccl"
+    if args.distributed_backend != right:
+        return (
+            f"--distributed-backend {args.distributed_backend} does not work with --device {args.device}: it is {right}"
+        )
     if args.device == "cpu" and args.transformer_impl == "transformer_engine":
         return "--transformer-impl transformer_engine needs CUDA devices; on CPU it is local"
     return None
@@ -190,6 +195,22 @@ def _template_kwargs(args: Args) -> str | None:
     return None
 
 
+def _dynamic_batch(args: Args) -> str | None:
+    if args.use_dynamic_batch_size and args.max_tokens_per_gpu is None:
+        return "--use-dynamic-batch-size needs --max-tokens-per-gpu N: the tokens of a micro-batch"
+    if args.max_tokens_per_gpu is not None and not args.use_dynamic_batch_size:
+        return f"--max-tokens-per-gpu {args.max_tokens_per_gpu} needs --use-dynamic-batch-size"
+    if args.use_dynamic_batch_size and "micro_batch_size" in args.given:
+        return f"--micro-batch-size {args.micro_batch_size} and --use-dynamic-batch-size exclude each other"
+    return None
+
+
+def _engine_precision(args: Args) -> str | None:
+    if args.rollout_engine == "embedded" and args.sglang_dtype not in sglang.EMBEDDED_DTYPES:
+        return f"--sglang-dtype {args.sglang_dtype}: the embedded engine has {', '.join(sglang.EMBEDDED_DTYPES)}"
+    return None
+
+
 def _heads(args: Args) -> str | None:
     heads, groups = args.num_attention_heads, args.num_query_groups
     if heads and groups and heads % groups:
@@ -207,6 +228,8 @@ RULES: tuple[Rule, ...] = (
     _over_sampling,
     _schedule,
     _template_kwargs,
+    _dynamic_batch,
+    _engine_precision,
     _heads,
 )
 RUN_RULES: tuple[Rule, ...] = (_entry, _model_options, _model_family, _backend, _prompt_data, _eval_data, _hook_files)

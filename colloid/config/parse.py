@@ -32,7 +32,7 @@ def parse(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
     resolve(args)
     args.forget_reads()
     args.mark_read(*_READ_BY_PARSING)
-    args.mark_read(*(dest for dest in args.given if dest.startswith(("router_", "sglang_"))))
+    args.mark_read(*(row.dest for row in tables().options if row.category in ("sglang", "router")))
     args.mark_read(*(args.given & args.derived))
     return args
 
@@ -60,6 +60,14 @@ _READ_BY_PARSING = [
     "update_weight_transport",
     "update_weight_mode",
     "lr_warmup_fraction",
+    "distributed_backend",
+    "use_rotary_position_embeddings",
+    "add_position_embedding",
+    "use_mcore_models",
+    "use_dist_ckpt",
+    "ckpt_format",
+    "normalization",
+    "position_embedding_type",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 

@@ -19,12 +19,14 @@ EMBEDDED_USES = (
     "context_length",
     "dtype",
     "enable_deterministic_inference",
+    "enable_fp32_lm_head",
     "log_level",
     "max_running_requests",
     "max_total_tokens",
     "mem_fraction_static",
     "random_seed",
     "served_model_name",
+    "skip_tokenizer_init",
 )
 """Options of SGLang that the embedded engine has too."""
 
@@ -85,6 +87,9 @@ _ROUTER_NOT_YET = [
     "router_jwt_role_mapping",
 ]
 """Options that change which engines there are, or how they are reached."""
+
+EMBEDDED_DTYPES = {"auto": None, "float": "float32", "float32": "float32", "bfloat16": "bfloat16"}
+"""SGLang's name of a precision -> the embedded engine's; None: the trainer's."""
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOWER = {"sglang_log_level": _LOG_LEVELS, "sglang_log_level_http": _LOG_LEVELS, "router_log_level": ()}
@@ -153,7 +158,9 @@ def given(args: Args, category: str) -> dict[str, Any]:
 def embedded_options(args: Args) -> dict[str, Any]:
     """Command-line options of the embedded engine, without the dashes (`{"dtype": "float32"}`); True: no value."""
     chosen = {name: value for name, value in given(args, "sglang").items() if name in EMBEDDED_USES}
-    chosen.setdefault("dtype", args.params_dtype)
+    chosen["dtype"] = EMBEDDED_DTYPES[chosen.get("dtype", "auto")] or args.params_dtype
+    if chosen.get("log_level") == "critical":
+        chosen["log_level"] = "error"
     if args.deterministic:
         chosen["enable_deterministic_inference"] = True
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}

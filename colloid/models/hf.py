@@ -107,7 +107,7 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     rope = rope_parameters(config)
     base = float(rope["rope_theta"])
-    arguments: dict[str, Any] = {"rotary_base": int(base) if base.is_integer() else base}
+    arguments: dict[str, Any] = {"rotary_base": int(base) if base.is_integer() else base, "use_rope_scaling": False}
     if rope["rope_type"] == "llama3":
         factor = float(rope["factor"])
         arguments |= {"use_rope_scaling": True, "rope_scaling_factor": factor, "rotary_scaling_factor": factor}

@@ -193,7 +193,8 @@ def test_the_run_directory_is_new_or_goes_on(place):
     args = run("--run-name", "first", "--save-interval", "5")
     assert (args.run_dir, args.save) == ("outputs/first", "outputs/first/checkpoints")
     assert run("--run-name", "first").save is None
-    args.save_to_run_dir()
+    (place / "outputs" / "first").mkdir(parents=True)
+    args.write_yaml("outputs/first/args.yaml")
     assert has(error_of("--run-name", "first"), "outputs/first", "--run-name", "--load outputs/first/checkpoints")
     first = place / "outputs" / "first" / "checkpoints"
     (first / "iter_0000004").mkdir(parents=True)

@@ -264,6 +264,11 @@ def test_args_know_what_was_set_and_never_read():
     assert args.extra == 1
 
 
+def written(args: Args, path: Path) -> str:
+    args.write_yaml(path)
+    return path.read_text()
+
+
 def test_saved_options_have_no_secrets(tmp_path):
     args = Args(
         {
@@ -273,13 +278,33 @@ def test_saved_options_have_no_secrets(tmp_path):
             "train_env_vars": {"WANDB_API_KEY": "s3cret", "A": "1"},
             "router_control_plane_api_keys": ["s3cret"],
             "input_key": "prompt",
-            "run_dir": str(tmp_path / "run"),
         },
         given=["wandb_key"],
     )
-    text = Path(args.save_to_run_dir()).read_text()
+    text = written(args, tmp_path / "args.yaml")
     assert "s3cret" not in text and "s3cret" not in repr(args)
     saved = yaml.safe_load(text)
     assert saved["wandb_key"] == REDACTED and saved["input_key"] == "prompt"
     assert saved["http_proxy"] == f"http://{REDACTED}@host:1" and saved["train_env_vars"]["A"] == "1"
     assert redacted("hf_token", None) is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("--use-dynamic-batch-size", ["--max-tokens-per-gpu N"]),
+        ("--max-tokens-per-gpu 64", ["--max-tokens-per-gpu 64", "--use-dynamic-batch-size"]),
+        ("--use-dynamic-batch-size --max-tokens-per-gpu 64 --micro-batch-size 2", ["--micro-batch-size 2", "exclude"]),
+        ("--sglang-dtype half", ["--sglang-dtype half", "bfloat16"]),
+    ],
+)
+def test_options_that_need_or_exclude_each_other(argv, words):
+    assert has(error_of(*argv.split()), *words)
+
+
+def test_the_engine_has_the_trainers_precision_unless_told_otherwise():
+    from colloid.config.sglang import embedded_options
+
+    assert embedded_options(plan("--bf16"))["dtype"] == "bfloat16"
+    assert embedded_options(plan("--bf16", "--sglang-dtype", "float"))["dtype"] == "float32"
+    assert embedded_options(plan("--sglang-dtype", "auto"))["dtype"] == "float32"

@@ -96,7 +96,6 @@ HOOKS = (
         "str",
         "colloid.rollout.generate.generate_rollout",
         "Function that makes a rollout.",
-        **LATER,
     ),
     opt("--rollout-sample-hook-path", "str", (), "Function called with each finished sample.", repeat=True, **LATER),
     opt("--rollout-sample-filter-path", "str", None, "Function that sets `sample.remove_sample`.", **LATER),
