@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from colloid.algorithms.estimators import Credit, get_estimator
 from colloid.algorithms.kl import KL_KINDS, exp_log_ratio, kl_penalty
 from colloid.algorithms.losses import POLICY_LOSSES, LossConfig, PolicyLossInputs
 from colloid.algorithms.segments import masked
@@ -117,32 +116,6 @@ def objective(inputs: ObjectiveInputs, config: ObjectiveConfig) -> tuple[Tensor,
         known = mask & ~torch.isnan(inputs.rollout_log_probs)
         sums.measure("train_rollout_logprob_abs_diff", (old - inputs.rollout_log_probs).abs(), known)
     return loss, sums.metrics
-
-
-def may_have_gradient(
-    rewards: Tensor,
-    unmasked_tokens: Tensor,
-    *,
-    estimator: str,
-    config: ObjectiveConfig,
-    normalize_advantages: bool = False,
-    distillation_coef: float = 0.0,
-) -> Tensor:
-    """bool [B]: False where a sample's loss is exactly zero for every policy, so that it needs no backward.
-
-    That is so without unmasked tokens, and where the reward (shaped, [B]) is 0 and nothing else is in the loss.
-    """
-    entry = get_estimator(estimator)
-    trained = unmasked_tokens > 0
-    always = (
-        normalize_advantages
-        or entry.always_whitens
-        or entry.credit is not Credit.BROADCAST
-        or (config.use_kl_loss and config.kl_loss_coef != 0)
-        or config.entropy_coef != 0
-        or distillation_coef != 0
-    )
-    return trained if always else trained & (rewards != 0)
 
 
 class _WeightedSums:

@@ -99,9 +99,13 @@ class _Head:
         return CPU_CHUNK_TOKENS if hidden.device.type == "cpu" else DEVICE_CHUNK_TOKENS
 
     def logits(self, hidden_cH: Tensor, weight_vH: Tensor, scratch: Tensor) -> Tensor:
-        """x [c, v], in `scratch`."""
-        x_cv = _matmul(hidden_cH, weight_vH.t(), scratch)
-        return x_cv if self.inverse_temperature == 1.0 else x_cv.mul_(self.inverse_temperature)
+        """x [c, v], in `scratch`. Half precision stays so where the hardware sums its products in float32."""
+        x_cv = _block(scratch, len(hidden_cH), len(weight_vH))
+        if hidden_cH.is_cuda and hidden_cH.dtype != x_cv.dtype:
+            torch.mm(hidden_cH, weight_vH.t(), out_dtype=x_cv.dtype, out=x_cv)
+            return x_cv.mul_(self.inverse_temperature)
+        hidden_cH, weight_vH = hidden_cH.to(x_cv.dtype), weight_vH.to(x_cv.dtype)
+        return torch.addmm(x_cv, hidden_cH, weight_vH.t(), beta=0, alpha=self.inverse_temperature, out=x_cv)
 
     def targets_in(self, rows: slice, targets: Tensor) -> tuple[Tensor, Tensor]:
         """[c, 1] each: the column of every target in the block, and whether it is in there at all."""
@@ -230,14 +234,6 @@ def _softmax_dtype(hidden: Tensor) -> torch.dtype:
 
 def _block(scratch: Tensor, rows: int, columns: int) -> Tensor:
     return scratch[: rows * columns].view(rows, columns)
-
-
-def _matmul(left: Tensor, right: Tensor, scratch: Tensor) -> Tensor:
-    """In the dtype of `scratch`; half-precision factors stay so where the hardware sums their products in float32."""
-    out = _block(scratch, left.shape[0], right.shape[1])
-    if left.is_cuda and left.dtype != out.dtype:
-        return torch.mm(left, right, out_dtype=out.dtype, out=out)
-    return torch.mm(left.to(out.dtype), right.to(out.dtype), out=out)
 
 
 def _add_matmul(total: Tensor, left: Tensor, right: Tensor) -> None:

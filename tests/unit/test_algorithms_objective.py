@@ -7,7 +7,7 @@ import torch
 from colloid.algorithms.estimators import ESTIMATORS
 from colloid.algorithms.kl import KL_KINDS, kl_penalty
 from colloid.algorithms.losses import POLICY_LOSSES
-from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, may_have_gradient, objective
+from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
 
 INF, NAN = float("inf"), float("nan")
 EVERYTHING = ObjectiveConfig(use_kl_loss=True, kl_loss_coef=0.3, entropy_coef=0.1, eps_clip=0.2, eps_clip_high=0.28)
@@ -275,24 +275,6 @@ def test_missing_inputs_and_wrong_options_are_errors():
     ]:
         with pytest.raises(ValueError, match=message):
             replace(EVERYTHING, **change)
-
-
-def test_a_sample_needs_no_backward_only_where_its_loss_is_zero_for_every_policy():
-    rewards, unmasked = torch.tensor([0.0, 1.0, -1.0, 0.0]), torch.tensor([3, 3, 0, 0])
-
-    def needed(estimator="grpo", config=None, **options):
-        config = config or ObjectiveConfig()
-        return may_have_gradient(rewards, unmasked, estimator=estimator, config=config, **options).tolist()
-
-    everything_unmasked = [True, True, False, False]
-    assert needed() == [False, True, False, False]
-    assert needed(config=ObjectiveConfig(use_kl_loss=True)) == [False, True, False, False]
-    assert needed(config=EVERYTHING) == everything_unmasked
-    assert needed(config=ObjectiveConfig(entropy_coef=0.1)) == everything_unmasked
-    assert needed(normalize_advantages=True) == everything_unmasked
-    assert needed(distillation_coef=1.0) == everything_unmasked
-    for estimator in ("ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"):
-        assert needed(estimator) == everything_unmasked
 
 
 def test_every_estimator_implies_a_policy_loss_that_exists():
