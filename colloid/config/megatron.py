@@ -58,6 +58,7 @@ USED: dict[str, tuple | None] = {
     "swiglu": None,
     "untie_embeddings_and_output_weights": None,
     "vocab_size": None,
+    "make_vocab_size_divisible_by": None,
     "attention_dropout": (0.0,),
     "hidden_dropout": (0.0,),
     "bf16": None,

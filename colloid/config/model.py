@@ -18,7 +18,6 @@ _DEFAULTS = {
     "rotary_base": 10000,
     "rotary_percent": 1.0,
     "norm_epsilon": 1e-5,
-    "make_vocab_size_divisible_by": 1,
     "rope_scaling_factor": 8.0,
     "rotary_scaling_factor": 1.0,
 }
