@@ -23,7 +23,7 @@ def preload(path: str) -> None:
 
 
 async def call_custom_reward(path: str, sample: Sample) -> dict[str, Any]:
-    """`reward` (float or dict), and `changes` that the function made to the sample."""
+    """`reward` (float or dict), `changes` that the function made to the sample, and the options it has read."""
     before = {name: _comparable(getattr(sample, name)) for name in RETURNED_FIELDS}
     result = _load(path)(SHARED["args"], sample)
     if inspect.isawaitable(result):
@@ -31,7 +31,8 @@ async def call_custom_reward(path: str, sample: Sample) -> dict[str, Any]:
     reward = {str(key): plain_number(value) for key, value in result.items()} if isinstance(result, dict) else result
     changes = {name: getattr(sample, name) for name in RETURNED_FIELDS}
     changes = {name: value for name, value in changes.items() if _comparable(value) != before[name]}
-    return {"reward": plain_number(reward), "changes": changes}
+    read = sorted(SHARED["args"].options_read()) if hasattr(SHARED["args"], "options_read") else []
+    return {"reward": plain_number(reward), "changes": changes, "options_read": read}
 
 
 def apply_changes(sample: Sample, changes: dict[str, Any]) -> None:

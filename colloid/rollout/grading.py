@@ -135,4 +135,6 @@ class Grader:
         target = "colloid.rewards.custom:call_custom_reward"
         answer = await self._custom_pools[path].run(target, (path, sample), self.timeout)
         apply_changes(sample, answer["changes"])
+        if answer["options_read"]:
+            self._hook_args.mark_read(*answer["options_read"])
         return answer["reward"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,12 +22,20 @@ from colloid.rollout.context import EvalSet
 from colloid.rollout.evaluate import check_eval_names
 from colloid.rollout.generate import generate_rollout
 
+logger = logging.getLogger(__name__)
+
 DEFAULT_DATA_SOURCE = "colloid.RolloutDataSourceWithBuffer"
 DEFAULT_ROLLOUT_FUNCTION = "colloid.rollout.generate.generate_rollout"
 
 
 def make_data_source(args: Any) -> Any:
     """The data source that the options name; a user's class is made with `args`, or without where it takes nothing."""
+    context = context_length(args)
+    if context and args.rollout_max_response_len >= context:
+        logger.warning(
+            "--rollout-max-response-len %d does not fit the context of %d tokens: responses end where the context does",
+            *(args.rollout_max_response_len, context),
+        )
     if args.data_source_path in (None, DEFAULT_DATA_SOURCE):
         return RolloutDataSourceWithBuffer(args)
     if args.data_source_path == "colloid.RolloutDataSource":

@@ -336,6 +336,16 @@ def test_a_custom_generate_function_makes_turns_parts_and_failures(run_args, tok
     assert len(set(seeds)) == len(seeds) == 14
 
 
+def test_an_option_that_only_the_reward_reads_counts_as_read(run_args, tokenizer, tmp_path):
+    (tmp_path / "reward.py").write_text("def reward_func(args, sample):\n    return args.max_turns * sample.index\n")
+    args = run_args("--custom-rm-path", str(tmp_path / "reward.py"), "--max-turns", "3")
+    assert "max_turns" in args.unread()
+    engine = FakeEngine(replies(tokenizer, right_or_wrong))
+    result = with_manager(args, engine, lambda manager: manager.generate(0, 3))
+    assert "max_turns" not in args.unread()
+    assert sorted(reward for _, reward in samples_of(result).values()) == [0, 3, 6, 9, 12, 15, 18, 21]
+
+
 def test_a_reward_that_always_raises_ends_the_run_with_its_name(run_args, tokenizer, tmp_path):
     (tmp_path / "bad_reward.py").write_text("async def reward_func(args, sample):\n    return 1 / 0\n")
     args = run_args("--custom-rm-path", str(tmp_path / "bad_reward.py"))

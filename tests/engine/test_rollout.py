@@ -1,0 +1,70 @@
+"""The rollout manager against real parts: embedded engine, router, HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from colloid.config import parse
+from colloid.engines.fleet import Fleet
+from colloid.rollout.actor import fleet_config
+from colloid.rollout.manager import RolloutManager
+
+FLAGS = [
+    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--rollout-max-response-len", "20"),
+    *("--num-rollout", "2", "--rm-type", "random", "--deterministic", "--over-sampling-batch-size", "6"),
+    *("--dynamic-sampling-filter-path", "colloid.rollout.filters.check_reward_nonzero_std"),
+]
+
+
+@pytest.fixture(scope="module")
+def args(tiny_model_dir, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("rollout")
+    data = directory / "data.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"What is {i} + 1?", "label": str(i + 1)}) + "\n" for i in range(9)))
+    paths = ["--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(data), "--outputs-dir", str(directory)]
+    return parse([*paths, "--eval-prompt-data", "nine", str(data), *FLAGS], "train")
+
+
+@pytest.fixture(scope="module")
+def fleet(args):
+    Path(args.run_dir).mkdir(parents=True, exist_ok=True)
+    fleet = Fleet(fleet_config(args, "key of the run"))
+    fleet.start()
+    yield fleet
+    fleet.stop()
+
+
+def two_rollouts(args, fleet):
+    async def run():
+        manager = RolloutManager(args)
+        await manager.start(fleet.router_url, [address.url for address in fleet.addresses], "key of the run")
+        try:
+            results = [await manager.generate(rollout_id, 0) for rollout_id in range(2)]
+            return results, await manager.evaluate(2)
+        finally:
+            await manager.close()
+
+    return asyncio.run(run())
+
+
+def test_two_deterministic_runs_are_the_same_bit_by_bit(args, fleet):
+    (first, first_eval), (second, second_eval) = two_rollouts(args, fleet), two_rollouts(args, fleet)
+    for one, other in zip(first, second, strict=True):
+        for name, values in vars(one.batches[0].samples).items():
+            np.testing.assert_array_equal(values, getattr(other.batches[0].samples, name), err_msg=name)
+    assert first_eval["eval/nine"] == second_eval["eval/nine"]
+
+
+def test_the_engine_reports_a_log_prob_and_a_version_for_every_token(args, fleet):
+    results, _ = two_rollouts(args, fleet)
+    for result in results:
+        columns = result.batches[0].samples
+        assert columns.num_samples == 16
+        assert (columns.rollout_log_probs < 0).all()
+        assert (columns.weight_versions == columns.weight_versions[0]).all()
+        assert len({tuple(row) for row in np.split(columns.tokens, columns.offsets[1:-1])}) > 8
