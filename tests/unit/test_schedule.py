@@ -60,6 +60,14 @@ def test_packs_are_as_full_as_the_budget_demands_and_no_fuller():
     assert sorted(lengths[pack].sum() for pack in pack_by_tokens(lengths, max_tokens=18)) == [16, 16]
 
 
+def test_where_equal_packs_would_exceed_the_budget_full_ones_are_split():
+    lengths = np.asarray([5, 5, 4, 3, 3] * 3)
+    assert max(lengths[pack].sum() for pack in deal(lengths, 7)) > 10
+    packs = pack_by_tokens(lengths, max_tokens=10, multiple_of=7)
+    assert_each_position_once(packs, 15)
+    assert len(packs) == 7 and max(lengths[pack].sum() for pack in packs) == 10
+
+
 @given(lengths=lengths_lists, count=st.integers(0, 50))
 def test_splitting_reaches_the_count_or_single_samples(lengths, count):
     packs = split_packs(pack_by_tokens(lengths, 60), lengths, count)
