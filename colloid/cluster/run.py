@@ -65,8 +65,7 @@ class Run:
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
         """Trains on a rollout; each rank receives its own part only."""
         references = [
-            worker.train.remote(rollout_id, batch)
-            for worker, batch in zip(self._workers, rollout.batches, strict=True)
+            worker.train.remote(rollout_id, batch) for worker, batch in zip(self._workers, rollout.batches, strict=True)
         ]
         return self._wait(references, f"trainer ranks on rollout {rollout_id}")[0]
 

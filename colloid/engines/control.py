@@ -59,7 +59,9 @@ class EngineControl:
             answer = connection.getresponse()
             text = answer.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
-            reason = f"no answer in {self.timeout:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            reason = (
+                f"no answer in {self.timeout:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            )
             raise EngineError(f"{method} {self.url}{path}: {reason}") from error
         finally:
             connection.close()

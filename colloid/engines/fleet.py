@@ -133,6 +133,8 @@ def _wait_until_ready(engine: ModuleProcess, ready_file: Path, deadline: float) 
                 f"{engine.log_tail()}"
             )
         if time.monotonic() > deadline:
-            raise EngineError(f"an engine (pid {engine.pid}) does not serve after {START_DEADLINE:g} s; its log: {engine.log_path}")
+            raise EngineError(
+                f"an engine (pid {engine.pid}) does not serve after {START_DEADLINE:g} s; its log: {engine.log_path}"
+            )
         time.sleep(0.05)
     return json.loads(ready_file.read_text())["url"].rstrip("/")
