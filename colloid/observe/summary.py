@@ -22,15 +22,20 @@ TIMES = (
     ("training", "perf/train_time"),
     ("weight sync", "perf/update_weights_time"),
     ("checkpoints", "perf/save_time"),
+    ("evaluation", "perf/eval_time"),
 )
-"""The parts of `perf/step_time`: label, metric. What they leave is shown as the rest."""
+"""The parts of a run's time: label, metric. What they leave of it is shown as the rest."""
+
+WHOLE = ("perf/step_time", "perf/eval_time")
+"""What they are parts of: evaluation is no part of a step."""
 
 OUTPUTS = (
     (METRICS_FILE, "one line a step"),
     ("rollouts", "the samples, one Parquet file a rollout"),
     ("checkpoints", "model, optimizer and data state"),
     ("args.yaml", "every option as it was resolved"),
-    ("log.txt", "the log of all processes"),
+    ("log.txt", "what the processes logged"),
+    ("engines", "logs of engines and router"),
 )
 
 
@@ -62,12 +67,12 @@ def eval_before_after(records: Sequence[dict[str, Any]]) -> dict[str, tuple[floa
 
 
 def time_by_part(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Seconds of the steps' parts, summed over the run; the parts that took none are left out.
+    """Seconds by part, summed over the run; the parts that took none are left out.
 
-    Where parts overlap (asynchronous training) they may sum to more than the steps took: then there is no rest.
+    Where parts overlap (asynchronous training) they may sum to more than the whole: then there is no rest.
     """
     parts = {label: sum(_values(records, name)) for label, name in TIMES}
-    parts["rest"] = max(0.0, sum(_values(records, "perf/step_time")) - sum(parts.values()))
+    parts["rest"] = max(0.0, _whole(records) - sum(parts.values()))
     return {label: seconds for label, seconds in parts.items() if seconds > 0}
 
 
@@ -95,13 +100,13 @@ def _progress_lines(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _time_lines(records: list[dict[str, Any]]) -> list[str]:
-    steps = _values(records, "perf/step_time")
-    total = sum(steps)
+    total = _whole(records)
     if not total:
         return []
+    count = len(_values(records, "perf/step_time"))
     lines = [f"{'time':<14}{'seconds':>9}{'share':>7}"]
     lines += [f"{label:<14}{value:>9.1f}{value / total:>7.0%}" for label, value in time_by_part(records).items()]
-    lines.append(f"{'all':<14}{total:>9.1f}   {len(steps)} rollouts in {duration(total)}")
+    lines.append(f"{'all':<14}{total:>9.1f}   {duration(total)}, {count} rollouts")
     for label, name in (("generated", "perf/rollout_tokens_per_sec"), ("trained", "perf/train_tokens_per_sec")):
         if rates := _values(records, name):
             lines.append(f"{label:<14}{_mean(rates):>9.0f}   tokens/s")
@@ -110,9 +115,13 @@ def _time_lines(records: list[dict[str, Any]]) -> list[str]:
 
 def _output_lines(run_dir: Path) -> list[str]:
     lines = [f"outputs in {run_dir}"]
-    lines += [f"  {name:<14}{what}" for name, what in OUTPUTS if (run_dir / name).exists()]
+    lines += [f"  {name:<15}{what}" for name, what in OUTPUTS if (run_dir / name).exists()]
     lines.append(f"curves: tensorboard --logdir {run_dir.parent}")
     return lines
+
+
+def _whole(records: Sequence[dict[str, Any]]) -> float:
+    return sum(sum(_values(records, name)) for name in WHOLE)
 
 
 def _thinned(values: list[float], width: int = 60) -> list[float]:

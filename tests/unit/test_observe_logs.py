@@ -99,7 +99,7 @@ def make_run(run_dir):
         for step, reward in enumerate([0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 0.8]):
             times = {"perf/rollout_time": 3.0, "perf/train_time": 5.0, "perf/update_weights_time": 1.0}
             writer.log(step, {"rollout/raw_reward": reward, "perf/step_time": 10.0, **times})
-        writer.log(7, {"eval/heldout": 0.85, "eval/heldout/truncated_ratio": 0.0})
+        writer.log(7, {"eval/heldout": 0.85, "eval/heldout/truncated_ratio": 0.0, "perf/eval_time": 30.0})
 
 
 def test_summary_shows_rewards_scores_times_and_outputs(tmp_path):
@@ -109,9 +109,10 @@ def test_summary_shows_rewards_scores_times_and_outputs(tmp_path):
     assert "reward     0.200 -> 0.800   (mean of the first and last 3 of 7 rollouts)" in text
     assert "held out   0.400 -> 0.850   (heldout)" in text
     assert "truncated" not in text
-    assert re.search(r"^training +35\.0 +50%$", text, re.M)
-    assert re.search(r"^rest +7\.0 +10%$", text, re.M)
-    assert re.search(r"^all +70\.0 +7 rollouts in 1:10 min$", text, re.M)
+    assert re.search(r"^training +35\.0 +35%$", text, re.M)
+    assert re.search(r"^evaluation +30\.0 +30%$", text, re.M)
+    assert re.search(r"^rest +7\.0 +7%$", text, re.M)
+    assert re.search(r"^all +100\.0 +1:40 min, 7 rollouts$", text, re.M)
     assert f"tensorboard --logdir {tmp_path / 'outputs'}" in text
     assert "metrics.jsonl" in text and "checkpoints  " not in text.split("outputs in")[1]
 
