@@ -76,7 +76,6 @@ def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list
         for reference in done:
             ray.get(reference)
         if not done:
-            log(
-                f"waiting for {what}: {len(pending)} of {len(references)} missing after {time.monotonic() - start:.0f} s"
-            )
+            seconds = time.monotonic() - start
+            log(f"waiting for {what}: {len(pending)} of {len(references)} missing after {seconds:.0f} s")
     return ray.get(references)

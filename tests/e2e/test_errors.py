@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from tests.e2e.running import run_training, write_sums
 
 

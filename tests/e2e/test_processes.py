@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from tests.e2e.running import start_training, tiny_arguments, write_sums
 
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")

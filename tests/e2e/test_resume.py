@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.e2e.running import metrics_of, run_training, start_training, tiny_arguments, write_sums
 
 pytestmark = pytest.mark.timeout(600)
@@ -13,7 +14,7 @@ MARKER = "checkpoints/latest_checkpointed_iteration.txt"
 
 
 def _arguments(model: Path, data: Path, num_rollout: int) -> list[object]:
-    """Two steps a rollout; 6 prompts, so that rollout 1 crosses the epoch's end; a filter leaves groups in the buffer."""
+    """Two steps a rollout; 6 prompts, so that rollout 1 crosses an epoch's end; a filter fills the buffer."""
     return [
         *tiny_arguments(model, data),
         *("--num-rollout", num_rollout, "--num-steps-per-rollout", 2, "--deterministic", "--rollout-shuffle"),
