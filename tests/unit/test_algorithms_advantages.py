@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, whiten
@@ -103,6 +103,7 @@ def test_every_unmasked_token_gets_its_samples_reward(estimator):
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.floats(0.0, 1.0), st.integers(0, 99))
+@settings(deadline=None)
 def test_discounted_sums_equal_the_recursion(lengths, discount, seed):
     generator = torch.Generator().manual_seed(seed)
     segments = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colloid.data.columns import reward_values, to_columns, voting_samples
@@ -124,6 +124,7 @@ def test_steps_that_do_not_divide_the_rollouts_show_the_numbers():
     data=st.data(),
     per_token_loss=st.booleans(),
 )
+@settings(deadline=None)
 def test_weights_of_a_step_sum_to_its_share_of_trained_rollouts(masks, data, per_token_loss):
     count = len(masks)
     rollouts = data.draw(st.lists(st.integers(0, 3), min_size=count, max_size=count))

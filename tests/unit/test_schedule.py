@@ -32,6 +32,7 @@ def assert_each_position_once(packs, count):
 
 
 @given(lengths=lengths_lists, size=st.integers(1, 9), multiple_of=st.integers(1, 5))
+@settings(deadline=None)
 def test_packing_by_count_keeps_the_size_and_every_sample(lengths, size, multiple_of):
     packs = pack_by_count(lengths, size, multiple_of)
     assert_each_position_once(packs, len(lengths))
@@ -41,6 +42,7 @@ def test_packing_by_count_keeps_the_size_and_every_sample(lengths, size, multipl
 
 
 @given(lengths=lengths_lists, max_tokens=st.integers(1, 60), multiple_of=st.integers(1, 5))
+@settings(deadline=None)
 def test_packing_by_tokens_keeps_the_budget_and_every_sample(lengths, max_tokens, multiple_of):
     packs = pack_by_tokens(lengths, max_tokens, multiple_of)
     assert_each_position_once(packs, len(lengths))
@@ -50,6 +52,7 @@ def test_packing_by_tokens_keeps_the_budget_and_every_sample(lengths, max_tokens
 
 
 @given(lengths=lengths_lists.filter(len), max_tokens=st.integers(50, 200))
+@settings(deadline=None)
 def test_packing_by_tokens_needs_less_than_twice_the_least_number(lengths, max_tokens):
     assert len(pack_by_tokens(lengths, max_tokens)) <= max(1, 2 * int(lengths.sum()) // max_tokens + 1)
 
@@ -70,6 +73,7 @@ def test_where_equal_packs_would_exceed_the_budget_full_ones_are_split():
 
 
 @given(lengths=lengths_lists, count=st.integers(0, 50))
+@settings(deadline=None)
 def test_splitting_reaches_the_count_or_single_samples(lengths, count):
     packs = split_packs(pack_by_tokens(lengths, 60), lengths, count)
     assert_each_position_once(packs, len(lengths))
@@ -78,6 +82,7 @@ def test_splitting_reaches_the_count_or_single_samples(lengths, count):
 
 
 @given(costs=lengths_lists, num_hands=st.integers(1, 8))
+@settings(deadline=None)
 def test_dealing_leaves_no_hand_empty_while_there_are_enough(costs, num_hands):
     hands = deal(costs, num_hands)
     assert_each_position_once(hands, len(costs))
