@@ -19,9 +19,6 @@ import torch.nn.functional as F
 from colloid.engines.embedded.kv_cache import KVCache
 from colloid.engines.embedded.model_config import ModelConfig
 
-# Sums over a sequence's pages run over a multiple of this many entries: the vector width, so that padding does not
-# change the order of the additions.
-LANES = 16
 # Below this many multiplications a bf16 product is not given to oneDNN but to a plain loop, which rounds differently.
 MIN_PRODUCT = 16 * 16 * 16
 QUERY_ROWS = {torch.float32: 4, torch.bfloat16: 1}
@@ -46,6 +43,7 @@ class DecodeAttention:
         rows: SequenceOf[Row],
         groups: SequenceOf[tuple[list[int], list[int]]],
         num_own: int,
+        min_rows: int,
         min_query_rows: int,
     ):
         """groups: (shared page indices in order, rows of the members), one a prompt; shared pages fill the cache's end.
@@ -54,7 +52,6 @@ class DecodeAttention:
         """
         self.config, self.cache = config, cache
         self.batch = len(rows)
-        dtype = cache.keys.dtype
         kv_heads, per_kv, size = config.num_kv_heads, config.queries_per_kv, cache.page_size
         self.query_rows = max(per_kv, min_query_rows)
         row_product = kv_heads * config.head_dim * size
@@ -63,12 +60,32 @@ class DecodeAttention:
         fewest = max(-(-min_query_rows // per_kv), MIN_PRODUCT // (row_product * per_kv) + 1)
         self.members = max([fewest, *(len(members) for _, members in groups)])
         self.own_scores = self.num_own * kv_heads * self.query_rows
-        total = self.own_scores + self.num_shared * kv_heads * self.members * per_kv
-        self.scores = torch.empty(total, size, dtype=dtype)
-        self.outputs = torch.empty(total, config.head_dim, dtype=dtype)
-        self.mask = torch.zeros(self.num_own, kv_heads, 1, size, dtype=dtype)
+        self._plan_buffers()
         self._plan_queries(rows, groups)
-        self._plan_combination(rows, groups)
+        self._plan_combination(rows, groups, max(min_rows, len(rows)))
+
+    def _plan_buffers(self) -> None:
+        """Scores and outputs of all pages, own ones first, and views of them and of each layer's cache."""
+        kv_heads, dim, size = self.config.num_kv_heads, self.config.head_dim, self.cache.page_size
+        dtype = self.cache.keys.dtype
+        shared_rows = self.members * self.config.queries_per_kv
+        total = self.own_scores + self.num_shared * kv_heads * shared_rows
+        self.scores = torch.empty(total, size, dtype=dtype)
+        self.outputs = torch.empty(total, dim, dtype=dtype)
+        self.mask = torch.zeros(self.num_own, kv_heads, 1, size, dtype=dtype)
+        self.mask_rows = self.mask.view(-1, 1, size)
+        self.no_mask = torch.zeros(1, 1, size, dtype=dtype)
+        own, shared = slice(0, self.own_scores), slice(self.own_scores, total)
+        self.own_score_rows = self.scores[own].view(-1, self.query_rows, size)
+        self.own_output_rows = self.outputs[own].view(-1, self.query_rows, dim)
+        self.shared_score_rows = self.scores[shared].view(-1, shared_rows, size)
+        self.shared_output_rows = self.outputs[shared].view(-1, shared_rows, dim)
+        self.first_shared = self.cache.keys.shape[1] - self.num_shared
+        keys, values = self.cache.keys, self.cache.values
+        self.own_keys = [k.view(-1, dim, size) for k in keys[:, : self.num_own].unbind()]
+        self.own_values = [v.view(-1, size, dim) for v in values[:, : self.num_own].unbind()]
+        self.shared_keys = [k.view(-1, dim, size) for k in keys[:, self.first_shared :].unbind()]
+        self.shared_values = [v.view(-1, size, dim) for v in values[:, self.first_shared :].unbind()]
 
     def _plan_queries(self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]]) -> None:
         owner = [0] * self.num_own
@@ -77,18 +94,23 @@ class DecodeAttention:
                 owner[page] = i
         self.owner = torch.tensor(owner)
         self.last_page = torch.tensor([row.own[-1] for row in rows])
-        first_shared = self.cache.keys.shape[1] - self.num_shared
         group_of = [0] * self.num_shared
         member_rows = []
         for j, (pages, members) in enumerate(groups):
             for page in pages:
-                group_of[page - first_shared] = j
+                group_of[page - self.first_shared] = j
             member_rows += members + [members[0]] * (self.members - len(members))
-        self.group_of, self.member_rows = torch.tensor(group_of), torch.tensor(member_rows)
-        self.first_shared, self.num_groups = first_shared, len(groups)
+        self.member_rows = torch.tensor(member_rows)
+        self.group_of = None if group_of == list(range(len(groups))) else torch.tensor(group_of)
+        self.num_groups = len(groups)
 
-    def _plan_combination(self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]]) -> None:
-        """Where each sequence's partial results lie: indices into the rows of `scores`, page by page."""
+    def _plan_combination(
+        self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]], num_rows: int
+    ) -> None:
+        """Where each sequence's partial results lie: indices into the rows of `scores`, page by page.
+
+        `num_rows` - B rows of padding follow, which have no pages.
+        """
         c = self.config
         kv_heads, per_kv = c.num_kv_heads, c.queries_per_kv
         shared_rows = self.members * per_kv
@@ -105,18 +127,20 @@ class DecodeAttention:
             )
             strides.append([shared_rows] * len(shared) + [self.query_rows] * len(row.own))
         counts = torch.tensor([len(b) for b in bases])
-        self.single = int(counts.max()) == 1
-        width = -(-int(counts.max()) // LANES) * LANES
+        width, heads = int(counts.max()), kv_heads * per_kv
+        self.single = width == 1 and num_rows == self.batch
         pad = [b + b[:1] * (width - len(b)) for b in bases], [s + s[:1] * (width - len(s)) for s in strides]
         base, stride = (torch.tensor(x)[:, None, None] for x in pad)
-        head = torch.arange(kv_heads)[:, None, None], torch.arange(per_kv)[:, None]
-        self.index = (base + head[0] * stride + head[1]).view(-1, width)  # [B K G, width]
-        absent = torch.arange(width) >= counts[:, None]
-        absent = absent[:, None].expand(-1, kv_heads * per_kv, -1).reshape(-1, width)
-        self.absent = absent
-        self.present = (~absent).flatten().nonzero()[:, 0]
-        self.flat_index = self.index.flatten()[self.present]
-        per_bag = counts.repeat_interleave(kv_heads * per_kv)
+        index = base + torch.arange(kv_heads)[:, None, None] * stride + torch.arange(per_kv)[:, None]
+        index = index.view(-1, width)  # [B K G, width]
+        absent = torch.arange(width) >= counts.repeat_interleave(heads)[:, None]
+        self.absent = absent.t().contiguous() if bool(absent.any()) else None
+        self.index_by_page = index.t().flatten()  # [width, B K G]: sums over pages add in order, padding is exact
+        self.width = width
+        bag, page = (~absent).nonzero().unbind(1)
+        self.present = page * len(index) + bag
+        self.flat_index = index[bag, page]
+        per_bag = F.pad(counts.repeat_interleave(heads), (0, (num_rows - self.batch) * heads))
         self.bag_starts = per_bag.cumsum(0) - per_bag
 
     def advance(self, offsets: torch.Tensor) -> None:
@@ -134,47 +158,42 @@ class DecodeAttention:
         self.cache.write_tokens(layer, self.last_page, self.offsets, keys_values[:, 0], keys_values[:, 1])
         q = qkv[: self.batch, : c.num_heads * dim].reshape(self.batch, kv_heads, per_kv, dim)
         self._score(layer, q)
-        weights = torch.softmax(self.scores, -1, dtype=torch.float32)
-        lse = None if self.single else self.scores.amax(-1).float().sub_(weights.amax(-1).log_())
+        scores = self.scores.float()
+        weights = torch.softmax(scores, -1)
+        lse = None if self.single else scores.amax(-1).sub_(weights.amax(-1).log_())
         self._weigh_values(layer, weights.to(self.scores.dtype))
-        out = self._combine(lse).to(qkv.dtype).view(self.batch, c.num_heads * dim)
-        return F.pad(out, (0, 0, 0, len(qkv) - self.batch)) if len(qkv) > self.batch else out
+        return self._combine(lse).to(qkv.dtype).view(len(qkv), c.num_heads * dim)
 
     def _score(self, layer: int, q: torch.Tensor) -> None:
         """Scores of all pages, from q [B, K, G, D]."""
-        kv_heads, per_kv, dim, size = *q.shape[1:], self.cache.page_size
+        kv_heads, per_kv, dim = q.shape[1:]
         scale = dim**-0.5
         padded = F.pad(q, (0, 0, 0, self.query_rows - per_kv)) if self.query_rows > per_kv else q
         own = padded.index_select(0, self.owner).view(-1, self.query_rows, dim)
-        keys = self.cache.keys[layer]
-        out = self.scores[: self.own_scores].view(-1, self.query_rows, size)
-        mask = self.mask.view(-1, 1, size)
-        torch.baddbmm(mask, own, keys[: self.num_own].view(-1, dim, size), alpha=scale, out=out)
+        torch.baddbmm(self.mask_rows, own, self.own_keys[layer], alpha=scale, out=self.own_score_rows)
         if self.num_shared:
             rows = q.index_select(0, self.member_rows).view(self.num_groups, self.members, kv_heads, per_kv, dim)
-            rows = rows.transpose(1, 2).reshape(self.num_groups, kv_heads, -1, dim).index_select(0, self.group_of)
+            rows = rows.transpose(1, 2).reshape(self.num_groups, kv_heads, -1, dim)
+            if self.group_of is not None:
+                rows = rows.index_select(0, self.group_of)
             rows = rows.view(self.num_shared * kv_heads, -1, dim)
-            out = self.scores[self.own_scores :].view(len(rows), -1, size)
-            shared_keys = keys[self.first_shared :].view(-1, dim, size)
-            torch.baddbmm(out.new_zeros(1, 1, size), rows, shared_keys, alpha=scale, out=out)
+            torch.baddbmm(self.no_mask, rows, self.shared_keys[layer], alpha=scale, out=self.shared_score_rows)
 
     def _weigh_values(self, layer: int, weights: torch.Tensor) -> None:
-        size, dim = self.cache.values.shape[-2:]
-        values = self.cache.values[layer]
-        own = weights[: self.own_scores].view(-1, self.query_rows, size)
-        out = self.outputs[: self.own_scores].view(-1, self.query_rows, dim)
-        torch.bmm(own, values[: self.num_own].view(-1, size, dim), out=out)
+        own = weights[: self.own_scores].view(self.own_score_rows.shape)
+        torch.bmm(own, self.own_values[layer], out=self.own_output_rows)
         if self.num_shared:
-            shared_values = values[self.first_shared :].view(-1, size, dim)
-            shared = weights[self.own_scores :].view(len(shared_values), -1, size)
-            torch.bmm(shared, shared_values, out=self.outputs[self.own_scores :].view(*shared.shape[:2], dim))
+            shared = weights[self.own_scores :].view(self.shared_score_rows.shape)
+            torch.bmm(shared, self.shared_values[layer], out=self.shared_output_rows)
 
     def _combine(self, lse: torch.Tensor | None) -> torch.Tensor:
         """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, D] float32."""
         if lse is None:
             return self.outputs.index_select(0, self.flat_index)
-        shares = torch.softmax(lse[self.index].masked_fill_(self.absent, float("-inf")), -1)
-        shares = shares.flatten().index_select(0, self.present)
+        by_page = lse.index_select(0, self.index_by_page).view(self.width, -1)
+        if self.absent is not None:
+            by_page.masked_fill_(self.absent, float("-inf"))
+        shares = torch.softmax(by_page, 0).flatten().index_select(0, self.present)
         return torch.embedding_bag(self.outputs.float(), self.flat_index, self.bag_starts, False, 0, False, shares)[0]
 
 

@@ -241,6 +241,7 @@ class Engine:
                 rows,
                 list(groups.values()),
                 len(self._pages.own),
+                self._min_rows,
                 self._min_query_rows,
             )
             self._plan = version, plan
