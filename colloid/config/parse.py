@@ -52,6 +52,8 @@ _READ_BY_PARSING = [
     "train_backend",
     "rollout_engine",
     "rollout_num_gpus",
+    "actor_num_nodes",
+    "actor_num_gpus_per_node",
     "use_tensorboard",
     "bf16",
     "global_batch_size",

@@ -77,6 +77,11 @@ def test_given_model_arguments_are_compared_as_numbers(place):
     assert args.unread() == ["prompt_data"]
 
 
+def test_options_whose_effect_is_on_others_count_as_read(place):
+    argv = "--actor-num-nodes 1 --actor-num-gpus-per-node 1 --rollout-num-gpus 1 --global-batch-size 256 --num-epoch 1"
+    assert run(*argv.split(), "--run-name", "x", "--sglang-mem-fraction-static", "0.4").unread() == ["prompt_data"]
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
