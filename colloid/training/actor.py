@@ -222,7 +222,7 @@ class Actor:
             )
             return objective(inputs, self._objective)
 
-        sums = step.forward_backward(self._chunks, micro_batches, self._head, loss, with_entropy=True)
+        sums = step.forward_backward(self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=True)
         totals = step.reduce_sums(sums, args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
         if "loss" in metrics:

@@ -78,31 +78,47 @@ def split(batch: RolloutBatch, ranks: int, micro_batch_size: int, *, only_gradie
 def hf_log_probs(model: torch.nn.Module, tokens: np.ndarray, response_length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs [response length] of a sample's response and entropies, by the formula, sample by sample."""
     ids = torch.from_numpy(tokens.astype(np.int64))[None]
-    logits = model(input_ids=ids, use_cache=False).logits[0, -response_length - 1 : -1].float() / TEMPERATURE
+    logits = model(input_ids=ids, use_cache=False).logits[0, -response_length - 1 : -1] / TEMPERATURE
     log_probs = logits.log_softmax(-1)
     return log_probs.gather(-1, ids[0, -response_length:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
 
 
 def hf_loss(
     model: torch.nn.Module,
-    reference: torch.nn.Module,
     batch: RolloutBatch,
     *,
-    kl_coef: float,
-    entropy_coef: float,
+    step: int = 0,
+    old: torch.nn.Module | None = None,
+    reference: torch.nn.Module | None = None,
+    kl_coef: float = 0.0,
+    entropy_coef: float = 0.0,
 ) -> torch.Tensor:
-    """GRPO on-policy, as in the formulas: mean over a rollout's tokens, then over the rollouts."""
-    total = torch.zeros(())
-    for row in range(batch.num_samples):
+    """GRPO as in the formulas: the mean over a rollout's tokens, then over the rollouts of the step.
+
+    Args:
+        old: the behaviour policy; None: the model itself.
+    """
+    total = torch.zeros((), dtype=next(model.parameters()).dtype)
+    rows = np.flatnonzero(batch.steps == step)
+    for row in rows:
         tokens = batch.tokens[batch.offsets[row] : batch.offsets[row + 1]]
         mask = torch.from_numpy(batch.loss_mask[batch.response_offsets[row] : batch.response_offsets[row + 1]] == 1)
         if not mask.any():
             continue
         log_probs, entropy = hf_log_probs(model, tokens, len(mask))
         with torch.no_grad():
-            wanted, _ = hf_log_probs(reference, tokens, len(mask))
+            behaviour = hf_log_probs(old, tokens, len(mask))[0] if old else log_probs.detach()
+            wanted = hf_log_probs(reference, tokens, len(mask))[0] if reference else log_probs.detach()
+        ratio, advantage = (log_probs - behaviour).exp(), float(batch.rewards[row])
+        loss = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.2) * advantage) - entropy_coef * entropy
         k = log_probs - wanted
-        loss = -(log_probs - log_probs.detach()).exp() * float(batch.rewards[row])
-        loss = loss - entropy_coef * entropy + kl_coef * ((-k).exp() - 1 + k).clamp(-10, 10)
-        total = total + loss[mask].mean() / batch.num_samples
+        loss = loss + kl_coef * ((-k).exp() - 1 + k).clamp(-10, 10)
+        total = total + loss[mask].mean() / len(rows)
     return total
+
+
+def hf_model(path: Path) -> torch.nn.Module:
+    """transformers' own model in float64."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").double()

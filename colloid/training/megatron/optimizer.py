@@ -18,12 +18,16 @@ def build_optimizer(args: Any, chunks: list[DistributedDataParallel]) -> Megatro
     """Over all parameters of this rank's chunks. With bf16 it holds float32 main parameters."""
     ddp = chunks[0].ddp_config
     dtype = DTYPES[args.params_dtype]
-    fields = optimizer_fields(args) | {
-        "params_dtype": dtype,
-        "bf16": dtype is torch.bfloat16,
-        "use_distributed_optimizer": ddp.use_distributed_optimizer,
-        "overlap_param_gather": ddp.overlap_param_gather,
-    }
+    fields = (
+        {"min_lr": 0.0}
+        | optimizer_fields(args)
+        | {
+            "params_dtype": dtype,
+            "bf16": dtype is torch.bfloat16,
+            "use_distributed_optimizer": ddp.use_distributed_optimizer,
+            "overlap_param_gather": ddp.overlap_param_gather,
+        }
+    )
     optimizer = get_megatron_optimizer(OptimizerConfig(**fields), chunks)
     chunks[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer

@@ -78,6 +78,7 @@ def compute_log_probs(
 
 def forward_backward(
     chunks: list[DistributedDataParallel],
+    optimizer: MegatronOptimizer,
     micro_batches: Sequence[MicroBatch],
     head: Head,
     loss: MicroBatchLoss,
@@ -93,6 +94,8 @@ def forward_backward(
     """
     for chunk in chunks:
         chunk.zero_grad_buffer()
+    # After a step `grad` is `main_grad`; left in place, the gradient would be added to itself.
+    optimizer.zero_grad()
     if not micro_batches:
         return {}
 

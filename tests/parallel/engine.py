@@ -1,0 +1,82 @@
+"""An engine that takes weight updates as the contract says, and remembers what it was told."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+
+class RecordingEngine:
+    """Serves on a free port of loopback until `close`.
+
+    Args:
+        fail_at: a path that is answered with status 500.
+    """
+
+    def __init__(self, fail_at: str | None = None):
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.updates: list[dict[str, torch.Tensor]] = []
+        self.paused = False
+        self.problems: list[str] = []
+        self._tensors: dict[str, torch.Tensor] = {}
+        engine = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                payload = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.headers["Authorization"] != "Bearer key":
+                    engine.problems.append(f"{self.path} without the key")
+                failed = self.path == fail_at
+                if not failed:
+                    engine.take(self.path, payload)
+                self.send_response(500 if failed else 200)
+                self.end_headers()
+                self.wfile.write(b"out of memory" if failed else b"{}")
+
+            def log_message(self, *_args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+
+    def take(self, path: str, payload: dict[str, Any]) -> None:
+        self.calls.append((path, payload))
+        if path == "/pause_generation":
+            self.paused = True
+        elif path == "/continue_generation":
+            self.paused = False
+        elif not self.paused:
+            self.problems.append(f"{path} while running")
+        if path == "/begin_weight_update":
+            self._tensors = {}
+        elif path == "/update_weights_from_tensor":
+            self._copy_out(payload)
+        elif path == "/end_weight_update":
+            if payload["num_tensors"] != len(self._tensors):
+                self.problems.append(f"{len(self._tensors)} tensors where {payload['num_tensors']} were announced")
+            self.updates.append(self._tensors)
+
+    def _copy_out(self, payload: dict[str, Any]) -> None:
+        path, size = Path(payload["shared_memory"]["path"]), payload["shared_memory"]["size"]
+        if path.stat().st_mode & 0o777 != 0o600:
+            self.problems.append(f"{path} has the mode {path.stat().st_mode:o}")
+        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
+            data = bytes(memory)
+        if xxhash.xxh3_128_hexdigest(data) != payload["checksum"]:
+            self.problems.append("the checksum differs")
+        for tensor in payload["tensors"]:
+            values = torch.frombuffer(bytearray(data[tensor["offset"] :]), dtype=torch.uint8)
+            dtype = getattr(torch, tensor["dtype"])
+            count = torch.Size(tensor["shape"]).numel() * dtype.itemsize
+            self._tensors[tensor["name"]] = values[:count].view(dtype).view(tensor["shape"]).clone()
