@@ -118,13 +118,15 @@ def resume(rank: int, world_size: int, init_method: str, model: Path, directory:
     for rollout in range(2):
         train(actor, rollout)
     actor._weight_version = 5
-    actor.save(str(directory), 1)
+    place = directory / "trainer"
+    place.mkdir(parents=True, exist_ok=True)
+    actor.save(str(place), 1)
     draws = [float(torch.rand(())), float(np.random.random())]
     straight = train(actor, 2)
     result: dict[str, Any] = {"straight": (straight, actor.weight_checksums(), draws)}
     actor.close()
 
-    actor = ranks.actor(model, resume_from=str(directory.parent), **options)
+    actor = ranks.actor(model, resume_from=str(directory), **options)
     draws = [float(torch.rand(())), float(np.random.random())]
     result["state"] = actor.state
     result["resumed"] = (train(actor, 2), actor.weight_checksums(), draws)
@@ -139,6 +141,8 @@ def damaged_checkpoints(rank: int, world_size: int, init_method: str, model: Pat
     ranks = Ranks(rank, world_size, init_method)
     saved = ranks.actor(model)
     saved.train(0, split(make_rollout(), 1, 2)[0])
+    for name in ("whole", "without_optimizer"):
+        (directory / name / "trainer").mkdir(parents=True)
     saved.save(str(directory / "whole" / "trainer"), 0)
     saved._optimizer, optimizer = None, saved._optimizer
     saved.save(str(directory / "without_optimizer" / "trainer"), 0)

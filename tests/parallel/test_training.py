@@ -12,55 +12,7 @@ import pytest
 import torch
 
 from colloid.weights.tensor_transport import checksum
-from tests.parallel import cases
-from tests.parallel.engine import RecordingEngine
-from tests.parallel.ranks import run_ranks
 from tests.parallel.rollouts import hf_loss, hf_model, make_rollout
-
-DISTRIBUTED = {"use_distributed_optimizer": True}
-OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
-
-
-@pytest.fixture(scope="module")
-def engines():
-    engines = [RecordingEngine(), RecordingEngine()]
-    broken = RecordingEngine(fail_at="/update_weights_from_tensor")
-    yield engines, broken
-    for engine in (*engines, broken):
-        engine.close()
-
-
-@pytest.fixture(scope="module")
-def model(tiny_model_dir) -> Path:
-    return tiny_model_dir("qwen3")
-
-
-@pytest.fixture(scope="module")
-def one_rank(model, tmp_path_factory) -> dict:
-    runs = {name: {"model": model, "micro_batch_size": size} for name, size in (("micro 1", 1), ("micro 4", 4))}
-    runs["bf16"] = {"model": model, "micro_batch_size": 4, "options": {"bf16": True}}
-    runs["no decay"] = {"model": model, "micro_batch_size": 4, "options": {"weight_decay": 0.0}}
-    calls = {
-        "training": ("training", {"runs": runs}),
-        "empty": ("empty_step", {"model": model}),
-        "non-finite": ("non_finite", {"model": model}),
-    }
-    return run_ranks(cases.several, 1, tmp_path_factory.mktemp("one"), calls=calls)[0]
-
-
-@pytest.fixture(scope="module")
-def two_ranks(model, engines, tmp_path_factory) -> list[dict]:
-    options = {"whole": {}, "distributed": DISTRIBUTED, "overlapped": OVERLAPPED}
-    runs = {name: {"model": model, "micro_batch_size": 2, "options": given} for name, given in options.items()}
-    runs["bf16"] = {"model": model, "micro_batch_size": 2, "options": DISTRIBUTED | {"bf16": True}}
-    urls, broken = [engine.url for engine in engines[0]], engines[1].url
-    calls = {
-        "training": ("training", {"runs": runs}),
-        "empty": ("empty_step", {"model": model}),
-        "non-finite": ("non_finite", {"model": model}),
-        "update": ("update", {"model": model, "urls": urls, "broken": broken}),
-    }
-    return run_ranks(cases.several, 2, tmp_path_factory.mktemp("two"), calls=calls)
 
 
 def difference(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
@@ -78,8 +30,8 @@ def test_weights_after_two_rollouts_do_not_depend_on_ranks_or_optimizer(one_rank
             assert {name: metrics[name] for name in timeless} == pytest.approx(timeless, rel=1e-4, abs=1e-5)
 
 
-def test_weights_are_those_of_a_plain_training_loop(model, one_rank):
-    policy = hf_model(model)
+def test_weights_are_those_of_a_plain_training_loop(models, one_rank):
+    policy = hf_model(models["qwen3"])
     adam = torch.optim.Adam(policy.parameters(), lr=1e-3, betas=(0.9, 0.98), eps=1e-4)
     for rollout in range(2):
         batch, old = make_rollout(rollout, num_steps=2), copy.deepcopy(policy)
@@ -109,7 +61,7 @@ def test_first_step_of_a_rollout_is_on_policy_and_the_second_is_not(one_rank):
 
 
 def test_step_without_any_gradient_still_decays_and_schedules(one_rank, two_ranks):
-    for result in (one_rank["empty"], *(rank["empty"] for rank in two_ranks)):
+    for result in (one_rank["empty_step"], *(rank["empty_step"] for rank in two_ranks)):
         assert result["metrics"]["train/step_0/grad_norm"] == 0.0
         assert result["metrics"]["train/step_1/grad_norm"] > 0
         assert "train/step_0/loss" not in result["metrics"]
@@ -117,11 +69,11 @@ def test_step_without_any_gradient_still_decays_and_schedules(one_rank, two_rank
         assert result["metrics"]["train/step_1/lr"] == pytest.approx(1e-2 * 15 / 16)
         assert result["idle"]["train/grad_norm"] == 0.0
         assert result["idle"]["train/lr"] == pytest.approx(1e-2 * 13.5 / 16)
-    assert difference(two_ranks[0]["empty"]["after"], one_rank["empty"]["after"]) < 1e-5
+    assert difference(two_ranks[0]["empty_step"]["after"], one_rank["empty_step"]["after"]) < 1e-5
 
 
 def test_infinite_reward_is_an_error_that_names_rollout_and_step(one_rank, two_ranks):
-    for message in (one_rank["non-finite"], *(rank["non-finite"] for rank in two_ranks)):
+    for message in (one_rank["non_finite"], *(rank["non_finite"] for rank in two_ranks)):
         assert message.startswith("NonFiniteError: the loss is")
         assert "optimizer step 1 of rollout 7" in message
 
@@ -129,7 +81,7 @@ def test_infinite_reward_is_an_error_that_names_rollout_and_step(one_rank, two_r
 def test_engines_get_every_tensor_in_bounded_buckets(two_ranks, engines):
     update = two_ranks[0]["update"]
     assert [metrics["weight_version"] for metrics in update["metrics"]] == [1.0, 2.0, 3.0]
-    for engine in engines[0]:
+    for engine in engines[:2]:
         assert engine.problems == []
         assert not engine.paused
         assert {name: checksum(tensor) for name, tensor in engine.updates[-1].items()} == update["checksums"]
@@ -139,7 +91,7 @@ def test_engines_get_every_tensor_in_bounded_buckets(two_ranks, engines):
 
 
 def test_failed_update_names_the_engine_and_leaves_none_paused(two_ranks, engines):
-    good, broken = engines
+    good, _, broken = engines
     for rank in two_ranks:
         message = rank["update"]["error"]
         assert message.startswith("WeightSyncError")
@@ -147,7 +99,7 @@ def test_failed_update_names_the_engine_and_leaves_none_paused(two_ranks, engine
         assert broken.url in message and "out of memory" in message
     assert not broken.paused and broken.calls[-1][0] == "/continue_generation"
     # The failed version was taken up by none: the next update has its number.
-    versions = [call["weight_version"] for path, call in good[0].calls if path == "/end_weight_update"]
+    versions = [call["weight_version"] for path, call in good.calls if path == "/end_weight_update"]
     assert versions == ["1", "2", "3"]
 
 

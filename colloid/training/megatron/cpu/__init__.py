@@ -22,7 +22,7 @@ def install() -> None:
     if "megatron.core" in sys.modules:
         raise ImportError("import colloid.training.megatron before megatron.core: it makes it work without CUDA")
     _installed = True
-    # Megatron compiles small functions as it is imported; on CPU the compiler costs more than it saves.
+    # For what Megatron compiles after it was imported.
     os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     from colloid.training.megatron.cpu import collectives, cuda_api, factories
 

@@ -1,0 +1,103 @@
+"""Two spawns for all tests here, on one rank and on two: importing Megatron takes longer than all cases together.
+
+`one_rank[case]` is what `cases.CASE` returned; `two_ranks[rank][case]`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.parallel import cases
+from tests.parallel.engine import RecordingEngine
+from tests.parallel.ranks import run_ranks
+
+LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
+DISTRIBUTED = {"use_distributed_optimizer": True}
+OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
+BF16 = {"bf16": True}
+
+
+@pytest.fixture(scope="session")
+def models(tiny_model_dir) -> dict[str, Path]:
+    """`other` is a reference that is not the start."""
+    made = {"qwen3": {}, "qwen2": {}, "llama": {"tied": False}}
+    return {name: tiny_model_dir(name, **options) for name, options in made.items()} | {
+        "other": tiny_model_dir("qwen3", seed=1)
+    }
+
+
+@pytest.fixture(scope="session")
+def engines():
+    """Two that work, and one that fails."""
+    engines = [RecordingEngine(), RecordingEngine(), RecordingEngine(fail_at="/update_weights_from_tensor")]
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture(scope="session")
+def one_rank(models, tmp_path_factory) -> dict[str, Any]:
+    model = models["qwen3"]
+    directory = tmp_path_factory.mktemp("checkpoints")
+    calls = {
+        "one_step": ("one_step", {"runs": one_step_runs(models)}),
+        "training": (
+            "training",
+            {
+                "runs": {
+                    "micro 1": run(model, 1),
+                    "micro 4": run(model, 4),
+                    "bf16": run(model, 4, **BF16),
+                    "no decay": run(model, 4, weight_decay=0.0),
+                }
+            },
+        ),
+        "empty_step": ("empty_step", {"model": model}),
+        "non_finite": ("non_finite", {"model": model}),
+        "damaged": ("damaged_checkpoints", {"model": model, "directory": directory}),
+        "resume": ("resume", {"model": model, "directory": directory / "float32", "options": LOSS}),
+        "resume bf16": ("resume", {"model": model, "directory": directory / "bf16", "options": BF16}),
+    }
+    return run_ranks(cases.several, 1, tmp_path_factory.mktemp("one"), calls=calls)[0]
+
+
+@pytest.fixture(scope="session")
+def two_ranks(models, engines, tmp_path_factory) -> list[dict[str, Any]]:
+    model = models["qwen3"]
+    directory = tmp_path_factory.mktemp("checkpoints")
+    urls = [engine.url for engine in engines]
+    runs = {"whole": {}, "distributed": DISTRIBUTED, "overlapped": OVERLAPPED, "bf16": DISTRIBUTED | BF16}
+    calls = {
+        "one_step": ("one_step", {"runs": one_step_runs(models)}),
+        "training": ("training", {"runs": {name: run(model, 2, **options) for name, options in runs.items()}}),
+        "empty_step": ("empty_step", {"model": model}),
+        "non_finite": ("non_finite", {"model": model}),
+        "update": ("update", {"model": model, "urls": urls[:2], "broken": urls[2]}),
+    }
+    for name, options in (("whole", {}), ("distributed", DISTRIBUTED), ("distributed bf16", DISTRIBUTED | BF16)):
+        arguments = {"model": model, "directory": directory / name, "options": options}
+        calls[f"resume {name}"] = ("resume", arguments)
+    return run_ranks(cases.several, 2, tmp_path_factory.mktemp("two"), calls=calls)
+
+
+def run(model: Path, micro_batch_size: int, *, only_gradient: bool = False, **options: Any) -> dict[str, Any]:
+    """Of `cases.one_step` and `cases.training`."""
+    given = {"model": model, "micro_batch_size": micro_batch_size, "options": options}
+    return given | ({"only_gradient": True} if only_gradient else {})
+
+
+def one_step_runs(models: dict[str, Path]) -> dict[str, dict[str, Any]]:
+    model, full = models["qwen3"], LOSS | {"ref_load": models["other"]}
+    return {
+        "micro-batches of 1": run(model, 1, **full),
+        "micro-batches of 3": run(model, 3, **full),
+        "one micro-batch": run(model, 8, **full),
+        "only samples with a gradient": run(model, 2, only_gradient=True),
+        "all samples": run(model, 2),
+        "untouched reference": run(model, 3, **LOSS),
+        "qwen2": run(models["qwen2"], 4),
+        "llama": run(models["llama"], 4),
+    }
