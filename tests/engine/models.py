@@ -28,7 +28,12 @@ VARIANTS = {
     "llama-gqa-tied": (
         LlamaForCausalLM,
         LlamaConfig(
-            **SIZES, vocab_size=1003, num_attention_heads=6, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True
+            **SIZES,
+            vocab_size=1003,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            tie_word_embeddings=True,
         ),
     ),
     "llama-mha-rope3": (
@@ -48,7 +53,12 @@ VARIANTS = {
     "qwen2-tied": (
         Qwen2ForCausalLM,
         Qwen2Config(
-            **SIZES, vocab_size=777, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True, rope_theta=1e6
+            **SIZES,
+            vocab_size=777,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            rope_theta=1e6,
         ),
     ),
     "qwen3-untied": (

@@ -21,6 +21,9 @@ from colloid.engines.embedded.model_config import ModelConfig
 
 # Below this many multiplications a bf16 product is not given to oneDNN but to a plain loop, which rounds differently.
 MIN_PRODUCT = 16 * 16 * 16
+# Kernels take the last columns of a matrix one by one, with another exponential and another order of additions: a
+# multiple of this many columns has none of these.
+COLUMNS = 64
 QUERY_ROWS = {torch.float32: 4, torch.bfloat16: 1}
 
 
@@ -128,18 +131,20 @@ class DecodeAttention:
             strides.append([shared_rows] * len(shared) + [self.query_rows] * len(row.own))
         counts = torch.tensor([len(b) for b in bases])
         width, heads = int(counts.max()), kv_heads * per_kv
-        self.single = width == 1 and num_rows == self.batch
+        self.is_single = width == 1 and num_rows == self.batch
         pad = [b + b[:1] * (width - len(b)) for b in bases], [s + s[:1] * (width - len(s)) for s in strides]
         base, stride = (torch.tensor(x)[:, None, None] for x in pad)
         index = base + torch.arange(kv_heads)[:, None, None] * stride + torch.arange(per_kv)[:, None]
         index = index.view(-1, width)  # [B K G, width]
         absent = torch.arange(width) >= counts.repeat_interleave(heads)[:, None]
-        self.absent = absent.t().contiguous() if bool(absent.any()) else None
-        self.index_by_page = index.t().flatten()  # [width, B K G]: sums over pages add in order, padding is exact
-        self.width = width
         bag, page = (~absent).nonzero().unbind(1)
-        self.present = page * len(index) + bag
         self.flat_index = index[bag, page]
+        columns = -(-len(index) // COLUMNS) * COLUMNS
+        padding = (0, 0, 0, columns - len(index))
+        self.by_page = F.pad(index, padding).t().flatten()  # [width, columns]: sums over pages add in order
+        self.absent = F.pad(absent, padding).t().contiguous() if bool(absent.any()) else None
+        self.width = width
+        self.present = page * columns + bag
         per_bag = F.pad(counts.repeat_interleave(heads), (0, (num_rows - self.batch) * heads))
         self.bag_starts = per_bag.cumsum(0) - per_bag
 
@@ -160,9 +165,12 @@ class DecodeAttention:
         self._score(layer, q)
         scores = self.scores.float()
         weights = torch.softmax(scores, -1)
-        lse = None if self.single else scores.amax(-1).sub_(weights.amax(-1).log_())
         self._weigh_values(layer, weights.to(self.scores.dtype))
-        return self._combine(lse).to(qkv.dtype).view(len(qkv), c.num_heads * dim)
+        if self.is_single:
+            out = self.outputs.index_select(0, self.flat_index)
+        else:
+            out = self._combine(scores.amax(-1), weights.amax(-1))
+        return out.to(qkv.dtype).view(len(qkv), c.num_heads * dim)
 
     def _score(self, layer: int, q: torch.Tensor) -> None:
         """Scores of all pages, from q [B, K, G, D]."""
@@ -186,14 +194,17 @@ class DecodeAttention:
             shared = weights[self.own_scores :].view(self.shared_score_rows.shape)
             torch.bmm(shared, self.shared_values[layer], out=self.shared_output_rows)
 
-    def _combine(self, lse: torch.Tensor | None) -> torch.Tensor:
-        """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, D] float32."""
-        if lse is None:
-            return self.outputs.index_select(0, self.flat_index)
-        by_page = lse.index_select(0, self.index_by_page).view(self.width, -1)
+    def _combine(self, largest_scores: torch.Tensor, largest_weights: torch.Tensor) -> torch.Tensor:
+        """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, D] float32.
+
+        A page's share is proportional to the sum of the exponentials of its scores, exp(its largest score) / (its
+        largest weight).
+        """
+        scores = largest_scores.index_select(0, self.by_page).view(self.width, -1)
         if self.absent is not None:
-            by_page.masked_fill_(self.absent, float("-inf"))
-        shares = torch.softmax(by_page, 0).flatten().index_select(0, self.present)
+            scores.masked_fill_(self.absent, float("-inf"))
+        shares = torch.softmax(scores, 0).div_(largest_weights.index_select(0, self.by_page).view(self.width, -1))
+        shares = shares.div_(shares.sum(0)).flatten().index_select(0, self.present)
         return torch.embedding_bag(self.outputs.float(), self.flat_index, self.bag_starts, False, 0, False, shares)[0]
 
 

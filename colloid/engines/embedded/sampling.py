@@ -8,6 +8,7 @@ by min_new_tokens: it is the policy's, which a trainer recomputes from the logit
 Shapes: `B` rows, `V` vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,7 +52,7 @@ def sample(logits: torch.Tensor, rows: Sequence[RowParams]) -> tuple[list[int], 
         if row.greedy:
             tokens[i] = weights[i].argmax()
     log_probs = _log_probs(logits, probabilities, tokens, rows)
-    return tokens.tolist(), log_probs.tolist()
+    return tokens.tolist(), log_probs
 
 
 def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
@@ -112,10 +113,14 @@ def _needs_more(values: torch.Tensor, top_k: int, top_p: float, min_p: float) ->
 
 def _log_probs(
     logits: torch.Tensor, probabilities: torch.Tensor, tokens: torch.Tensor, rows: Sequence[RowParams]
-) -> torch.Tensor:
-    log_probs = probabilities.gather(1, tokens[:, None])[:, 0].log()
+) -> list[float]:
+    # math.log, because a vectorized logarithm rounds by an element's place in its vector.
+    log_probs = [
+        math.log(p) if p > 0 else -math.inf if p == 0 else p
+        for p in probabilities.gather(1, tokens[:, None])[:, 0].tolist()
+    ]
     for i, row in enumerate(rows):
         if row.suppressed:
-            # What was held back may have had all the probability: log of an underflow would be -inf.
-            log_probs[i] = torch.log_softmax(logits[i], -1)[tokens[i]]
+            # What was held back may have had all the probability: what is left could underflow to 0.
+            log_probs[i] = float(torch.log_softmax(logits[i], -1)[tokens[i]])
     return log_probs
