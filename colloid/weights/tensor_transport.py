@@ -30,6 +30,8 @@ from colloid.weights.buckets import Bucket
 logger = logging.getLogger(__name__)
 
 PREFIX = "colloid-weights-"
+SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
+"""Where the file may lie, the first that has room."""
 
 
 class SharedBuffer:
@@ -80,9 +82,8 @@ class SharedBuffer:
         if self._memory is not None and len(self._memory) >= size:
             return
         self.close()
-        shared = [directory for directory in (Path("/dev/shm"), Path(tempfile.gettempdir())) if directory.is_dir()]
         errors = []
-        for directory in shared:
+        for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
             _remove_leftovers(directory)
             self.path = directory / f"{PREFIX}{secrets.token_hex(8)}"
             self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

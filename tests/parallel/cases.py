@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.parallel.rollouts import make_args, make_rollout, split
+from tests.parallel.rollouts import TEMPERATURE, make_args, make_rollout, split
 
 
 class Ranks:
@@ -128,7 +128,7 @@ def resume(rank: int, world_size: int, init_method: str, model: Path, directory:
 
     actor = ranks.actor(model, resume_from=str(directory), **options)
     draws = [float(torch.rand(())), float(np.random.random())]
-    result["state"] = actor.state
+    result["state"] = (actor.state.start_rollout_id, actor.state.weight_version)
     result["resumed"] = (train(actor, 2), actor.weight_checksums(), draws)
     actor.close()
     return result
@@ -175,7 +175,7 @@ def damaged_checkpoints(rank: int, world_size: int, init_method: str, model: Pat
     result["whole"] = attempt()
 
     actor = ranks.actor(model, resume_from=str(directory / "without_optimizer"))
-    result["without optimizer"] = (actor.state, actor.weight_checksums())
+    result["without optimizer"] = (actor.state.start_rollout_id, actor.weight_checksums())
     actor.train(1, split(make_rollout(1), 1, 2)[0])
     actor.close()
     return result
@@ -208,5 +208,37 @@ def update(rank: int, world_size: int, init_method: str, model: Path, urls: list
         result["error"] = f"{type(error).__name__}: {error}"
     result["metrics"].append(actor.update_weights(engines, "key"))
     result["checksums"] = actor.weight_checksums()
+    actor.close()
+    return result
+
+
+def sync_with_engine(rank: int, world_size: int, init_method: str, model: Path, url: str) -> dict[str, Any]:
+    """Three rounds of: generate with the engine, train on that, send the weights."""
+    from colloid.data.columns import to_columns
+    from colloid.data.sample import Sample
+    from colloid.engines.control import EngineAddress, EngineControl
+
+    actor = Ranks(rank, world_size, init_method).actor(model, lr=1e-2)
+    engine = EngineControl(url, "key")
+    result: dict[str, list] = {"metrics": [], "engine": [], "trainer": []}
+    for rollout in range(3):
+        actor.update_weights([EngineAddress(url)], "key")
+        checked = engine.post("/weights_checker", {"action": "checksum"})
+        result["engine"].append((checked["weight_version"], checked["checksums"]))
+        result["trainer"].append((str(rollout + 1), actor.weight_checksums()))
+        samples = []
+        for index in range(8):
+            prompt = np.random.default_rng(index // 2).integers(0, 512, 4 + index // 2).tolist()
+            sampling = {"temperature": TEMPERATURE, "max_new_tokens": 5 + index, "ignore_eos": True}
+            request = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
+            answer = engine.post("/generate", request)
+            log_probs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+            sample = Sample(index=index, group_index=index // 2, tokens=prompt, status=Sample.Status.PENDING)
+            sample.append_response_tokens(answer["output_ids"], log_probs=log_probs)
+            sample.status = Sample.Status.COMPLETED
+            samples.append(sample)
+        rewards = np.tile([1.0, -1.0], 4)
+        batch = to_columns(samples, raw_rewards=rewards, rewards=rewards)
+        result["metrics"].append(actor.train(rollout, split(batch, world_size, 3)[rank]))
     actor.close()
     return result

@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
 DISTRIBUTED = {"use_distributed_optimizer": True}
 OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
 BF16 = {"bf16": True}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +45,28 @@ def engines():
 
 
 @pytest.fixture(scope="session")
-def one_rank(models, tmp_path_factory) -> dict[str, Any]:
+def embedded_engine(models, tmp_path_factory):
+    """The address of a real engine, with the weights of the tiny Qwen3."""
+    ready = tmp_path_factory.mktemp("engine") / "ready.json"
+    command = [sys.executable, "-m", "colloid.engines.embedded", "--model-path", str(models["qwen3"])]
+    command += ["--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--dtype", "float32"]
+    log = ready.with_name("log")
+    with log.open("wb") as output:
+        environment = os.environ | {"COLLOID_API_KEY": "key"}
+        engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        deadline = time.monotonic() + 60
+        while not ready.exists():
+            assert engine.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield json.loads(ready.read_text())["url"]
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+@pytest.fixture(scope="session")
+def one_rank(models, embedded_engine, tmp_path_factory) -> dict[str, Any]:
     model = models["qwen3"]
     directory = tmp_path_factory.mktemp("checkpoints")
     calls = {
@@ -57,6 +84,7 @@ def one_rank(models, tmp_path_factory) -> dict[str, Any]:
         ),
         "empty_step": ("empty_step", {"model": model}),
         "non_finite": ("non_finite", {"model": model}),
+        "sync": ("sync_with_engine", {"model": model, "url": embedded_engine}),
         "damaged": ("damaged_checkpoints", {"model": model, "directory": directory}),
         "resume": ("resume", {"model": model, "directory": directory / "float32", "options": LOSS}),
         "resume bf16": ("resume", {"model": model, "directory": directory / "bf16", "options": BF16}),
@@ -97,6 +125,11 @@ def one_step_runs(models: dict[str, Path]) -> dict[str, dict[str, Any]]:
         "one micro-batch": run(model, 8, **full),
         "only samples with a gradient": run(model, 2, only_gradient=True),
         "all samples": run(model, 2),
+        "padded vocabulary": run(model, 2, make_vocab_size_divisible_by=384),
+        "all recomputed": run(
+            model, 2, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1
+        ),
+        "attention recomputed": run(model, 2, recompute_activations=True),
         "untouched reference": run(model, 3, **LOSS),
         "qwen2": run(models["qwen2"], 4),
         "llama": run(models["llama"], 4),

@@ -57,6 +57,12 @@ def test_samples_without_a_gradient_can_be_left_out(one_rank, two_ranks):
         assert found["metrics"]["train/loss"] == pytest.approx(wanted["metrics"]["train/loss"], abs=1e-7)
 
 
+def test_padding_of_the_vocabulary_and_recomputation_change_nothing(one_rank):
+    wanted = one_rank["one_step"]["all samples"]
+    for name in ("padded vocabulary", "all recomputed", "attention recomputed"):
+        check_same(one_rank["one_step"][name], wanted, name)
+
+
 def test_kl_to_the_untouched_reference_is_exactly_zero(one_rank, two_ranks):
     for where in steps(one_rank, two_ranks):
         assert where["untouched reference"]["metrics"]["train/kl_loss"] == 0.0

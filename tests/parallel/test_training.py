@@ -103,6 +103,14 @@ def test_failed_update_names_the_engine_and_leaves_none_paused(two_ranks, engine
     assert versions == ["1", "2", "3"]
 
 
+def test_real_engine_holds_the_trainers_weights_and_agrees_on_log_probs(one_rank):
+    sync = one_rank["sync"]
+    assert sync["engine"] == sync["trainer"]
+    assert sync["trainer"][0] != sync["trainer"][2]
+    for metrics in sync["metrics"]:
+        assert metrics["train/train_rollout_logprob_abs_diff"] < 1e-5
+
+
 def test_no_shared_memory_is_left_behind(two_ranks):
     paths = [*Path("/dev/shm").glob("colloid-weights-*")]
     assert paths == []

@@ -8,7 +8,6 @@ onto the vocabulary. The head itself is `colloid.training.logprob`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -25,9 +24,9 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from colloid.config.megatron import ddp_fields, transformer_fields
-from colloid.errors import ConfigError
 from colloid.training.megatron.attention import PackedAttention
 from colloid.training.megatron.norm import RMSNorm
+from colloid.training.rope import scaled_frequencies
 from colloid.weights.hf_loader import NamedParameters
 from colloid.weights.names import ModelShape, NameMap
 
@@ -217,27 +216,3 @@ def _local_layer(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
     attention = replace(attention, submodules=replace(attention.submodules, core_attention=PackedAttention, **norms))
     submodules = replace(spec.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm, self_attention=attention)
     return replace(spec, submodules=submodules)
-
-
-def scaled_frequencies(frequencies: torch.Tensor, hf_config: dict[str, Any]) -> torch.Tensor:
-    """Rotary frequencies with the model's own scaling. (Megatron's has the constants of Llama 3.1 built in.)
-
-    Args:
-        frequencies: float32 [head size / 2], unscaled.
-
-    Raises:
-        ConfigError: a kind of scaling that is not supported.
-    """
-    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return frequencies
-    if kind == "linear":
-        return frequencies / rope["factor"]
-    if kind != "llama3":
-        raise ConfigError(f"rope scaling of type {kind!r} is not supported yet; supported are default, linear, llama3")
-    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
-    turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
-    # From fully scaled (at most `low` turns over the original context) to untouched (at least `high` turns).
-    share = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (share + (1 - share) / rope["factor"])

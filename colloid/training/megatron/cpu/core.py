@@ -13,7 +13,6 @@ import torch
 def install() -> None:
     """Imports megatron.core, gives it a fused Adam and mends two functions of its MoE code (0.16.1)."""
     with _import_quickly():
-        import megatron.core.models.gpt.gpt_layer_specs
         import megatron.core.optimizer as optimizer
         import megatron.core.optimizer.distrib_optimizer as distributed_optimizer
         import megatron.core.transformer.moe.moe_utils as moe_utils
