@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from colloid.errors import CheckpointError, ConfigError
+from colloid.errors import CheckpointError, ConfigError, written_for_user
 
 MARKER = "latest_checkpointed_iteration.txt"
 FORMAT = 1
@@ -55,11 +55,12 @@ def write_checkpoint(root: Path, rollout_id: int, meta: dict[str, Any], write: C
             shutil.rmtree(final)
         writing.rename(final)
         _write_marker(root, rollout_id)
-    except OSError as error:
+    except Exception as error:  # Megatron and torch raise whatever they like where a disk is full.
+        free = _free_space(root)
         shutil.rmtree(writing, ignore_errors=True)
         raise CheckpointError(
-            f"the checkpoint of rollout {rollout_id} could not be written to {root}: {error}. Free some space there or "
-            f"choose another place with --save; {_last_good(root)}"
+            f"the checkpoint of rollout {rollout_id} could not be written to {root}{free}. Free some space there or "
+            f"choose another place with --save; {_last_good(root)}. The reason: {written_for_user(error) or error}"
         ) from error
     return final
 
@@ -85,9 +86,18 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     return meta
 
 
+def _free_space(root: Path) -> str:
+    """How much room there is, as a remark."""
+    try:
+        usage = shutil.disk_usage(root)
+    except OSError:
+        return ""
+    return f" ({usage.free / 1e6:.1f} MB of {usage.total / 1e6:.1f} MB were free)"
+
+
 def _last_good(root: Path) -> str:
     marker = root / MARKER
-    if not marker.exists():
+    if not marker.is_file():
         return "there is no earlier checkpoint"
     return f"the last good one is {root / checkpoint_name(int(marker.read_text()))}"
 

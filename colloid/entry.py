@@ -6,7 +6,7 @@ import logging
 import sys
 
 from colloid.config import parse_args
-from colloid.errors import ColloidError, ConfigError, DataError, HookError
+from colloid.errors import ConfigError, DataError, HookError, written_for_user
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
@@ -23,20 +23,10 @@ def run_entry(entry: str) -> None:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
-        cause = _colloid_error(error)
+        cause = written_for_user(error)
         if cause is None:
             logging.getLogger(__name__).exception("the run failed")
             sys.exit(EXIT_FAILURE)
         print(f"error: {cause}", file=sys.stderr)
         logging.getLogger(__name__).debug("the run failed", exc_info=error)
         sys.exit(EXIT_USER_ERROR if isinstance(cause, ConfigError | DataError | HookError) else EXIT_FAILURE)
-
-
-def _colloid_error(error: BaseException) -> ColloidError | None:
-    """The error written for the user, unwrapped from what Ray puts around one that another process raised."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, ColloidError) and type(seen).__module__ == "colloid.errors":
-            return seen
-        seen = getattr(seen, "cause", None) or seen.__cause__
-    return None

@@ -38,3 +38,16 @@ class CheckpointError(ColloidError, RuntimeError):
 
 class DeadlineExceeded(ColloidError, TimeoutError):
     """A wait ended without what it waited for. Names what is missing, and for how long it was waited for."""
+
+
+def written_for_user(error: BaseException) -> ColloidError | None:
+    """The error of this module that `error` is, or was raised from.
+
+    Ray puts an exception of its own around what another process raised, and keeps the original as `cause`.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ColloidError) and not hasattr(seen, "cause"):
+            return seen
+        seen = getattr(seen, "cause", None) or seen.__cause__
+    return None

@@ -6,6 +6,7 @@ device slots, whatever the machine has. A cluster that exists (`RAY_ADDRESS`) is
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -38,6 +39,8 @@ def start_ray(num_slots: int, working_directory: str) -> None:
     if joins:
         ray.init(runtime_env=worker_environment, log_to_driver=True)
         return
+    # It says at each start that it uses a token, which is the default.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     ray.init(
         num_cpus=num_slots,
         num_gpus=None,

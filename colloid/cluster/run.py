@@ -16,6 +16,7 @@ from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
 from colloid.engines.control import EngineControl
+from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
 from colloid.training.worker import TrainWorker
 from colloid.weights.equality import check_equal
@@ -112,8 +113,10 @@ class Run:
         plan = SlotPlan(args.world_size, args.num_engines, args.rollout_num_gpus_per_engine, bool(args.colocate))
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
-        length = self._wait([self._rollout.dataset_length.remote()], "the data set", DATA_DEADLINE)[0]
+        length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
+        if resume_from is not None:
+            check_not_finished(args.num_rollout, resume_from)
         started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
         self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
         self.start_rollout_id = states[0].start_rollout_id
@@ -156,3 +159,13 @@ class Run:
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
         return wait_for(references, what, deadline, logger.info)
+
+
+def check_not_finished(num_rollout: int, resume_from: Path) -> None:
+    """Raises `ConfigError` where the checkpoint is the run's last: nothing would be left to do."""
+    last = read_meta(resume_from)["rollout_id"]
+    if last + 1 >= num_rollout:
+        raise ConfigError(
+            f"{resume_from} is of rollout {last}, and --num-rollout is {num_rollout}: the run is finished. Raise "
+            "--num-rollout to go on"
+        )

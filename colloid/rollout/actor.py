@@ -42,16 +42,17 @@ class RolloutHandle:
 
 
 class RolloutActor:
-    """Data first, then engines: a mistake in the data shows before anything heavy starts."""
+    """Data first (`load_data`), then engines (`start`): a mistake in the data shows before anything heavy starts."""
 
     def __init__(self, args: Any):
         setup_logging(args.run_dir, "rollout")
         self._args = args
-        self._manager = RolloutManager(args)
+        self._manager: RolloutManager | None = None
         self._fleet: Fleet | None = None
 
-    def dataset_length(self) -> int:
-        """Prompts in the training data set, after the filters."""
+    def load_data(self) -> int:
+        """Reads and checks data, reward and hooks. Returns the prompts in the training data set, after the filters."""
+        self._manager = RolloutManager(self._args)
         return self._manager.dataset_length()
 
     async def start(self, num_rollout: int) -> EngineAccess:
@@ -92,7 +93,8 @@ class RolloutActor:
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines and router. Returns the options that this process has read."""
-        await self._manager.close()
+        if self._manager is not None:
+            await self._manager.close()
         if self._fleet is not None:
             self._fleet.stop()
         return self._args.options_read()
@@ -108,5 +110,6 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
         log_dir=Path(args.run_dir) / "engines",
         api_key=api_key,
         engine_options=embedded_options(args),
+        router_port=args.sglang_router_port or 0,
         router_options=router_options(args),
     )

@@ -1,6 +1,8 @@
 """Mistakes of a new user: each ends the run with one clear message, and before anything heavy starts."""
 
 import json
+import socket
+import subprocess
 
 import pytest
 
@@ -15,8 +17,8 @@ def data(tmp_path):
 def _refused(tmp_path, *arguments, code: int = 2) -> str:
     ended = run_training(tmp_path, *arguments, timeout=90)
     assert ended.code == code, ended.output
-    assert "Traceback" not in ended.output
-    return ended.output
+    assert "\nerror: " in "\n" + ended.output
+    return ended.output.split("error: ", 1)[1]
 
 
 def test_a_missing_model(tmp_path, data):
@@ -55,8 +57,6 @@ def test_contradictory_batch_sizes(tmp_path, tiny_model_dir, data):
 
 
 def test_a_port_in_use(tmp_path, tiny_model_dir, data):
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -90,13 +90,27 @@ def test_a_reward_function_that_raises(tmp_path, tiny_model_dir, data):
     assert "my_reward.py" in output and "ZeroDivisionError" in output
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2.5 MB: one checkpoint of the tiny model fits, a second one does not."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"mounting needs root: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True, timeout=30)
+
+
 @pytest.mark.timeout(240)
-def test_a_full_disk_ends_the_run_with_the_last_good_checkpoint(tmp_path, tiny_model_dir, data):
-    ended = run_training(
+def test_a_full_disk_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small_disk, tiny_model_dir, data):
+    output = _refused(
         tmp_path,
         *("--hf-checkpoint", tiny_model_dir(), "--prompt-data", data, "--rollout-batch-size", 4, "--rm-type", "random"),
-        *("--rollout-max-response-len", 4, "--num-rollout", 1, "--save", "/dev/full/checkpoints"),
+        *("--rollout-max-response-len", 4, "--num-rollout", 2, "--save", small_disk / "run", "--save-interval", 1),
+        code=1,
     )
-    assert ended.code in (1, 2)
-    assert "/dev/full/checkpoints" in ended.output and "--save" in ended.output
-    assert "Traceback" not in ended.output
+    assert "of 2.6 MB were free" in output and "--save" in output
+    assert f"the last good one is {small_disk / 'run' / 'iter_0000000'}" in output
+    assert (small_disk / "run/latest_checkpointed_iteration.txt").read_text() == "0"
+    assert not list((small_disk / "run").glob(".writing_*"))
