@@ -6,6 +6,7 @@ the libraries below give many, go to `log.txt` alone. Several processes of a run
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import threading
@@ -31,7 +32,7 @@ def setup_logging(run_dir: str | Path | None, name: str, *, console: bool = True
     warnings_target: logging.Handler = logging.NullHandler()
     if run_dir is not None:
         Path(run_dir).mkdir(parents=True, exist_ok=True)
-        warnings_target = logging.FileHandler(Path(run_dir) / LOG_FILE, encoding="utf-8")
+        warnings_target = _LogFile(Path(run_dir) / LOG_FILE, encoding="utf-8")
         warnings_target.setFormatter(_FileFormatter(name))
         targets.append(warnings_target)
     if console:
@@ -67,6 +68,24 @@ def _replace_handlers(logger: logging.Logger, handlers: list[logging.Handler]) -
     for handler in handlers:
         handler.of_colloid = True
         logger.addHandler(handler)
+
+
+class _LogFile(logging.FileHandler):
+    """A log file whose disk may fill up: that is said once, and ends nothing."""
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            sys.stderr.write(f"warning: {self.baseFilename} cannot be written: {error}\n")
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # Of what is still in its buffer: `handleError` has said so.
+            super().close()
 
 
 class _ConsoleHandler(logging.Handler):

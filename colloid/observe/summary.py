@@ -106,7 +106,7 @@ def _time_lines(records: list[dict[str, Any]]) -> list[str]:
     count = len(_values(records, "perf/step_time"))
     lines = [f"{'time':<14}{'seconds':>9}{'share':>7}"]
     lines += [f"{label:<14}{value:>9.1f}{value / total:>7.0%}" for label, value in time_by_part(records).items()]
-    lines.append(f"{'all':<14}{total:>9.1f}   {duration(total)}, {count} rollouts")
+    lines.append(f"{'all':<14}{total:>9.1f}   {duration(total)}, {count} {'rollout' if count == 1 else 'rollouts'}")
     for label, name in (("generated", "perf/rollout_tokens_per_sec"), ("trained", "perf/train_tokens_per_sec")):
         if rates := _values(records, name):
             lines.append(f"{label:<14}{_mean(rates):>9.0f}   tokens/s")

@@ -61,6 +61,15 @@ def test_python_warnings_and_tracebacks_are_in_the_file(tmp_path, capsys, loggin
     assert "old api" not in console and "KeyError: 'lost'" in console
 
 
+def test_a_log_file_that_cannot_be_written_is_reported_once(tmp_path, capfd, logging_restored):
+    (tmp_path / "log.txt").symlink_to("/dev/full")
+    setup_logging(tmp_path, "driver", console=False)
+    for _ in range(2):
+        logging.getLogger("colloid").info("text")
+    error = capfd.readouterr().err
+    assert error.count("log.txt cannot be written") == 1 and "Traceback" not in error
+
+
 def test_the_same_warning_comes_once(caplog):
     logger = logging.getLogger("colloid.test_once")
     for number in (1, 1, 2):
