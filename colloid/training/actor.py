@@ -127,9 +127,8 @@ class Actor:
         ]
         metrics = {f"train/{name}": value for name, value in _mean_over_steps(by_step).items()}
         if len(by_step) > 1:
-            metrics |= {
-                f"train/step_{i}/{name}": value for i, step in enumerate(by_step) for name, value in step.items()
-            }
+            for index, of_step in enumerate(by_step):
+                metrics |= {f"train/step_{index}/{name}": value for name, value in of_step.items()}
         metrics["perf/log_probs_time"] = trained - begin
         metrics["perf/actor_train_time"] = time.monotonic() - trained
         return metrics

@@ -174,7 +174,13 @@ def damaged_checkpoints(rank: int, world_size: int, init_method: str, model: Pat
     data.write_bytes(content)
     result["whole"] = attempt()
 
+    blocked = directory / "blocked"
+    (blocked / "__0_0.distcp").mkdir(parents=True)
     actor = ranks.actor(model, resume_from=str(directory / "without_optimizer"))
+    try:
+        actor.save(str(blocked), 0)
+    except RuntimeError as error:
+        result["blocked"] = f"{type(error).__name__}: {error}"
     result["without optimizer"] = (actor.state.start_rollout_id, actor.weight_checksums())
     actor.train(1, split(make_rollout(1), 1, 2)[0])
     actor.close()
@@ -242,3 +248,25 @@ def sync_with_engine(rank: int, world_size: int, init_method: str, model: Path, 
         result["metrics"].append(actor.train(rollout, split(batch, world_size, 3)[rank]))
     actor.close()
     return result
+
+
+def process_without_cuda(rank: int, world_size: int, init_method: str) -> dict[str, Any]:
+    """What the trainer's process makes of torch."""
+    from colloid.training.megatron.cpu.adam import FusedAdam
+
+    found: dict[str, Any] = {"cuda": torch.cuda.is_available(), "on cuda": str(torch.ones(2, device="cuda").device)}
+    with torch.device("meta"):
+        found["on meta"] = {str(tensor.device) for tensor in (torch.tensor([1.0]), torch.arange(3), torch.empty(1))}
+    for decoupled, original in ((True, torch.optim.AdamW), (False, torch.optim.Adam)):
+        parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 50)) for _ in range(2)]
+        options = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+        optimizers = [
+            FusedAdam([parameters[0]], adam_w_mode=decoupled, **options),
+            original([parameters[1]], foreach=False, **options),
+        ]
+        for step in range(4):
+            for parameter, optimizer in zip(parameters, optimizers, strict=True):
+                parameter.grad = torch.sin(torch.arange(50.0) * (step + 1))
+                optimizer.step()
+        found[original.__name__] = float((parameters[0] - parameters[1]).abs().max())
+    return found

@@ -84,6 +84,7 @@ def one_rank(models, embedded_engine, tmp_path_factory) -> dict[str, Any]:
         ),
         "empty_step": ("empty_step", {"model": model}),
         "non_finite": ("non_finite", {"model": model}),
+        "process": ("process_without_cuda", {}),
         "sync": ("sync_with_engine", {"model": model, "url": embedded_engine}),
         "damaged": ("damaged_checkpoints", {"model": model, "directory": directory}),
         "resume": ("resume", {"model": model, "directory": directory / "float32", "options": LOSS}),

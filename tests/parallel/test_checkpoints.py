@@ -20,6 +20,12 @@ def test_damaged_checkpoint_is_an_error_that_names_the_file(one_rank):
     assert damaged["whole"] == "loaded"
 
 
+def test_checkpoint_that_cannot_be_written_is_an_error_that_names_it(one_rank):
+    message = one_rank["damaged"]["blocked"]
+    assert message.startswith("CheckpointError: the trainer's state could not be written to")
+    assert "blocked" in message and "Is a directory" in message and len(message) < 1000
+
+
 def test_checkpoint_without_optimizer_restores_the_weights(one_rank):
     next_rollout, checksums = one_rank["damaged"]["without optimizer"]
     assert next_rollout == 1

@@ -114,3 +114,11 @@ def test_real_engine_holds_the_trainers_weights_and_agrees_on_log_probs(one_rank
 def test_no_shared_memory_is_left_behind(two_ranks):
     paths = [*Path("/dev/shm").glob("colloid-weights-*")]
     assert paths == []
+
+
+def test_process_without_cuda_stays_an_ordinary_one(one_rank):
+    found = one_rank["process"]
+    assert not found["cuda"]
+    assert found["on cuda"] == "cpu"
+    assert found["on meta"] == {"meta"}
+    assert found["AdamW"] < 1e-6 and found["Adam"] < 1e-6

@@ -84,7 +84,9 @@ def save(
             (directory / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1))
         dist.barrier()
     except (OSError, CheckpointingException, CheckpointException) as error:
-        raise CheckpointError(f"the trainer's state could not be written to {directory}: {error}") from error
+        raise CheckpointError(
+            f"the trainer's state could not be written to {directory}: {_last_line(error)}"
+        ) from error
 
 
 def load(
@@ -107,7 +109,7 @@ def load(
     try:
         loaded = dist_checkpointing.load(sharded, str(directory))
     except (CheckpointingException, CheckpointException, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{directory} does not fit this run's model: {error}") from error
+        raise CheckpointError(f"{directory} does not fit this run's model: {_last_line(error)}") from error
     for row, chunk in enumerate(chunks):
         unwrap(chunk).load_state_dict(loaded[_model_key(row, chunks)])
     # The distributed optimizer copies into parameters that require gradients.
@@ -156,6 +158,12 @@ def _write(transforms: list[Any], buckets: list[Any], results: queue.SimpleQueue
             return
         written[number] = answer
     results.put(written)
+
+
+def _last_line(error: BaseException) -> str:
+    """What went wrong, without the tracebacks and listings that Megatron and torch put into a message."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
+    return lines[-1][:300]
 
 
 def _sharded_state(
