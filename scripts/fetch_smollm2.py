@@ -65,8 +65,8 @@ def make(output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     if (free := shutil.disk_usage(output.parent).free) < NEEDED_BYTES:
         raise FetchError(
-            f"{free / 1e9:.1f} GB are free under {output.parent}, and {NEEDED_BYTES / 1e9:.0f} GB are needed: free some "
-            "or set COLLOID_CACHE to a directory on another disk"
+            f"{free / 1e9:.1f} GB are free under {output.parent}, and {NEEDED_BYTES / 1e9:.0f} GB are needed: "
+            "free some, or set COLLOID_CACHE to a directory on another disk"
         )
     # Beside the final place, so that the rename at the end stays on one file system.
     with tempfile.TemporaryDirectory(prefix=f".{output.name}-", dir=output.parent) as scratch:
