@@ -115,7 +115,7 @@ class Actor:
         """
         begin = time.monotonic()
         device = self.args.device
-        steps = [[make_micro_batch(batch.samples, rows, device) for rows in rows] for rows in batch.micro_batches]
+        steps = [[make_micro_batch(batch.samples, rows, device) for rows in part] for part in batch.micro_batches]
         with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
             reference = [self._log_probs(micro_batches) if self._reference else None for micro_batches in steps]
         # The first step's are those of its own forward pass: nothing was trained in between.
