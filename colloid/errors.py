@@ -29,7 +29,7 @@ class EngineError(ColloidError, RuntimeError):
 
 
 class WeightSyncError(ColloidError, RuntimeError):
-    """After a weight update the engine does not hold the trainer's weights. Lists what is missing, extra or different."""
+    """An engine does not hold the trainer's weights after an update. Lists what is missing, extra or different."""
 
 
 class CheckpointError(ColloidError, RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +21,7 @@ REPORT_EVERY = 60.0
 
 def start_ray(num_slots: int, working_directory: str) -> None:
     """Starts Ray on loopback with `num_slots` CPUs, or joins the cluster that `RAY_ADDRESS` names."""
+    assert "ray" not in sys.modules, "Ray reads its environment when it is imported, and this sets it"
     environment = {
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_DEDUP_LOGS": "0",

@@ -104,14 +104,14 @@ class Run:
         logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, len(trainer))
 
     def _start(self) -> None:
-        import ray
-
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
         plan = SlotPlan(args.world_size, args.num_engines, args.rollout_num_gpus_per_engine, bool(args.colocate))
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
+        import ray  # not before: it reads its environment when it is imported
+
         self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
