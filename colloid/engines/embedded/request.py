@@ -75,11 +75,11 @@ class Sequence:
         self.output_ids.append(token)
         self.log_probs.append(log_prob)
 
-    @property
-    def weight_versions(self) -> list[dict[str, Any]]:
-        """Spans [start, end) of output tokens by the version of the weights that drew them."""
-        ends = [start for _, start in self.version_starts[1:]] + [len(self.output_ids)]
-        pairs = zip(self.version_starts, ends, strict=True)
+    def version_spans(self, length: int) -> list[dict[str, Any]]:
+        """Spans [start, end) of the first `length` output tokens by the version of the weights that drew them."""
+        starts = [(version, start) for version, start in self.version_starts if start < length]
+        ends = [start for _, start in starts[1:]] + [length]
+        pairs = zip(starts, ends[: len(starts)], strict=True)
         return [{"version": version, "start": start, "end": end} for (version, start), end in pairs]
 
     def draw_uniform(self) -> float:

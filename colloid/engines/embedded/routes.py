@@ -171,8 +171,7 @@ class ControlRoutes:
 
     async def continue_generation(self, request: web.Request) -> web.Response:
         def proceed() -> None:
-            if not self.server.updates.weights_complete:
-                raise BadRequest("a weight update was not completed: send a complete one before generation continues")
+            self.server.updates.check_can_continue()
             self.worker.is_paused = False
 
         await self.worker.call(proceed)

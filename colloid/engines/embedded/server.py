@@ -112,7 +112,7 @@ class EngineServer:
 
     async def start(self, prompts: list[GenerateInput], stream: bool) -> Generation:
         """Tokenises, checks and queues the prompts of a request. Raises BadRequest."""
-        if not self.updates.weights_complete and not self.worker.is_paused:
+        if self.updates.is_broken:
             raise web.HTTPServiceUnavailable(text="the last weight update was not completed: send a complete one")
         if any(prompt.text is not None or prompt.params.stop for prompt in prompts) or self.text.available:
             await asyncio.to_thread(lambda: self.text.tokenizer)
@@ -156,7 +156,7 @@ class EngineServer:
         self, generation: Generation, index: int, length: int, reason: FinishReason | None, with_log_probs: bool
     ) -> dict[str, Any]:
         sequence = generation.sequences[index]
-        spans = sequence.weight_versions
+        spans = sequence.version_spans(length)
         meta: dict[str, Any] = {
             "id": sequence.rid,
             "finish_reason": reason.to_json() if reason else None,

@@ -31,6 +31,17 @@ class WeightUpdates:
         self._num_received = 0
         self.weights_complete = True
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the weights are a mixture and no update is going on that could make them whole."""
+        return not self.weights_complete and self._version is None
+
+    def check_can_continue(self) -> None:
+        """Raises, and gives up an update that is going on, if the weights are a mixture."""
+        if not self.weights_complete:
+            self._version = None
+            raise BadRequest("a weight update was not completed: send a complete one before generation continues")
+
     def begin(self, start: WeightUpdateStart, is_paused: bool) -> None:
         if not is_paused:
             raise BadRequest("weights are updated while generation is paused: call /pause_generation first")
