@@ -118,7 +118,7 @@ async def serve(args: argparse.Namespace, engine: Engine, store: WeightStore, in
     site = web.TCPSite(runner, args.host, args.port)
     await site.start()
     worker.start()
-    port = site._server.sockets[0].getsockname()[1]
+    port = runner.addresses[0][1]
     host = f"[{args.host}]" if ":" in args.host else args.host
     url = f"http://{host}:{port}"
     if args.ready_file:

@@ -40,6 +40,8 @@ class Text:
                 from transformers import AutoTokenizer  # takes seconds to import
 
                 self._tokenizer = AutoTokenizer.from_pretrained(self.model_path, local_files_only=True)
+                if self._tokenizer.eos_token_id is not None:
+                    self.eos_token_ids |= {self._tokenizer.eos_token_id}
         return self._tokenizer
 
     def encode(self, text: str) -> tuple[int, ...]:
