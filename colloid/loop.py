@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.cluster.run import Run
+from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
 from colloid.observe.metrics import MetricsWriter
 from colloid.observe.progress import Progress
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 def train(args: Any) -> None:
     """Synchronous training: each rollout is generated with the weights that the rollout before it trained."""
     setup_logging(args.run_dir, "driver")
-    args.write_yaml(Path(args.run_dir) / "args.yaml")
+    save_options(args)
     with Run(args) as run:
         start = run.start_rollout_id
         writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
@@ -53,6 +54,17 @@ def train(args: Any) -> None:
     print(summary(args.run_dir))
 
 
+def save_options(args: Any) -> None:
+    """Writes the resolved options to `args.yaml` in the run directory."""
+    path = Path(args.run_dir) / "args.yaml"
+    try:
+        args.write_yaml(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} could not be written: {error}. Make room there, or choose another place with --outputs-dir"
+        ) from error
+
+
 def evaluation_due(args: Any, rollout_id: int) -> bool:
     """Evaluation comes before rollout 0, and then before every `--eval-interval`-th."""
     if not args.eval_interval or not args.eval_prompt_data:
@@ -64,8 +76,8 @@ def save_due(args: Any, rollout_id: int) -> bool:
     """After every `--save-interval`-th rollout, and after the last."""
     if not args.save:
         return False
-    done = rollout_id + 1
-    return done == args.num_rollout or bool(args.save_interval and done % args.save_interval == 0)
+    done, interval = rollout_id + 1, args.save_interval
+    return done == args.num_rollout or bool(interval and done % interval == 0)
 
 
 class Clock:
@@ -82,7 +94,7 @@ class Clock:
         self._seconds[name] = time.perf_counter() - start
 
     def metrics(self, num_tokens: int) -> dict[str, float]:
-        """`perf/…` of the step; `num_tokens` prompt and response tokens were trained."""
+        """`perf/…` of the step; `num_tokens` prompt and response tokens went through training."""
         step = time.perf_counter() - self._start
         train = self._seconds["train_time"]
         return {

@@ -48,7 +48,7 @@ class Estimator:
 
 
 def _group(
-    baseline: Baseline = Baseline.GROUP_MEAN, *, divides_by_std: bool = False, policy_loss: str = "ppo_clip"
+    baseline: Baseline = Baseline.GROUP_MEAN, *, divides_by_std: bool = False, policy_loss: str = "ppo"
 ) -> Estimator:
     return Estimator(baseline, divides_by_std, Credit.BROADCAST, False, False, policy_loss)
 
@@ -58,9 +58,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "gspo": _group(divides_by_std=True, policy_loss="gspo"),
     "cispo": _group(divides_by_std=True, policy_loss="cispo"),
     "rloo": _group(Baseline.LEAVE_ONE_OUT),
-    "reinforce_plus_plus": Estimator(Baseline.NONE, False, Credit.RETURNS, True, True, "ppo_clip"),
-    "reinforce_plus_plus_baseline": Estimator(Baseline.GROUP_MEAN, False, Credit.BROADCAST, True, True, "ppo_clip"),
-    "ppo": Estimator(Baseline.NONE, False, Credit.GAE, True, False, "ppo_clip"),
+    "reinforce_plus_plus": Estimator(Baseline.NONE, False, Credit.RETURNS, True, True, "ppo"),
+    "reinforce_plus_plus_baseline": Estimator(Baseline.GROUP_MEAN, False, Credit.BROADCAST, True, True, "ppo"),
+    "ppo": Estimator(Baseline.NONE, False, Credit.GAE, True, False, "ppo"),
 }
 
 

@@ -116,7 +116,7 @@ def sapo(inputs: PolicyLossInputs, config: LossConfig) -> PolicyLossOutput:
 
 
 POLICY_LOSSES: dict[str, Callable[[PolicyLossInputs, LossConfig], PolicyLossOutput]] = {
-    "ppo_clip": ppo_clip,
+    "ppo": ppo_clip,
     "gspo": gspo,
     "cispo": cispo,
     "gmpo": gmpo,

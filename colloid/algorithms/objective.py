@@ -26,7 +26,7 @@ A name whose total weight is 0 was not measured."""
 class ObjectiveConfig(LossConfig):
     """What the objective is made of."""
 
-    policy_loss: str = "ppo_clip"
+    policy_loss: str = "ppo"
     """An entry of `losses.POLICY_LOSSES`."""
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.0

@@ -148,8 +148,8 @@ def resolve_evaluation(args: Args) -> None:
 
 
 def resolve_algorithm(args: Args) -> None:
-    """Sets the policy loss, the upper clip range and the transport."""
-    _default(args, policy_loss="ppo", eps_clip_high=args.eps_clip)
+    """Sets the upper clip range and the transport."""
+    _default(args, eps_clip_high=args.eps_clip)
     if args.update_weight_transport == "auto":
         args.update_weight_transport = "tensor"
 

@@ -103,6 +103,11 @@ class RankBatch:
     totals: list[StepTotals] = field(default_factory=list)
     """[step]."""
 
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Prompt and response tokens of the samples in micro-batches."""
+        return sum(int(self.samples.lengths[rows].sum()) for step in self.micro_batches for rows in step)
+
 
 def _gather(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Positions of all elements of the segments `rows`, and the new offsets."""

@@ -37,7 +37,7 @@ class RolloutHandle:
     batches: list[Any]
     """One Ray reference to a `RankBatch` a data-parallel rank."""
     num_tokens: int
-    """Prompt and response tokens of all samples."""
+    """Prompt and response tokens that are trained: of the samples in a micro-batch."""
     metrics: dict[str, float]
 
 
@@ -71,7 +71,7 @@ class RolloutActor:
         import ray
 
         result = await self._manager.generate(rollout_id, weight_version)
-        num_tokens = sum(len(batch.samples.tokens) for batch in result.batches)
+        num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:

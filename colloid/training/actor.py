@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
 from colloid.algorithms.estimators import get_estimator
-from colloid.algorithms.losses import POLICY_LOSSES
 from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
@@ -32,9 +31,6 @@ from colloid.weights.hf_loader import HFCheckpoint, export_parameters, load_para
 from colloid.weights.tensor_transport import EngineUpdate, checksum
 
 logger = logging.getLogger(__name__)
-
-POLICY_LOSS_NAMES = {name: name for name in POLICY_LOSSES} | {"ppo": "ppo_clip"}
-"""Of --policy-loss."""
 
 UPDATE_TIMEOUT = 300.0
 """Seconds that one control call of a weight update may take."""
@@ -236,7 +232,7 @@ class Actor:
 def objective_config(args: Any) -> ObjectiveConfig:
     """The loss that the options describe."""
     return ObjectiveConfig(
-        policy_loss=POLICY_LOSS_NAMES.get(args.policy_loss) or get_estimator(args.advantage_estimator).policy_loss,
+        policy_loss=args.policy_loss or get_estimator(args.advantage_estimator).policy_loss,
         eps_clip=args.eps_clip,
         eps_clip_high=args.eps_clip_high,
         eps_clip_c=args.eps_clip_c,

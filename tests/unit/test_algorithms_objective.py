@@ -199,7 +199,7 @@ def test_one_step_without_old_log_probs_has_ratio_one(loss):
     assert "pg_clipfrac" not in implicit[1] or value(implicit[1], "pg_clipfrac") == 0.0
 
 
-@pytest.mark.parametrize("loss", ["ppo_clip", "gspo", "cispo", "gmpo"])
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "gmpo"])
 def test_on_policy_the_gradient_is_that_of_reinforce(loss):
     """With one advantage a sample, as group baselines give: weight times -A at every unmasked token."""
     inputs = make_inputs()
@@ -267,7 +267,7 @@ def test_missing_inputs_and_wrong_options_are_errors():
     with pytest.raises(ValueError, match="--entropy-coef needs the entropy"):
         objective(make_inputs(entropy=None), EVERYTHING)
     for change, message in [
-        ({"policy_loss": "ppo3"}, "unknown policy loss 'ppo3': it is one of ppo_clip"),
+        ({"policy_loss": "ppo3"}, "unknown policy loss 'ppo3': it is one of ppo"),
         ({"kl_loss_type": "k4"}, "unknown --kl-loss-type 'k4': it is one of k1"),
         ({"eps_clip": -0.1}, "not negative"),
         ({"eps_clip_c": 0.5}, "--eps-clip-c is 0.5; it is above 1"),

@@ -81,10 +81,10 @@ CLIP = {"eps_clip": 0.2, "eps_clip_high": 0.28}
 @pytest.mark.parametrize(
     ("name", "loss", "config"),
     [
-        ("ppo_clip_low_0.2_high_0.28_per_token", "ppo_clip", CLIP),
-        ("ppo_clip_low_0.2_high_0.28_per_sample", "ppo_clip", CLIP),
-        ("ppo_dual_clip_c_1.2_per_token", "ppo_clip", {**CLIP, "eps_clip_c": 1.2}),
-        ("ppo_dual_clip_c_1.2_per_sample", "ppo_clip", {**CLIP, "eps_clip_c": 1.2}),
+        ("ppo_clip_low_0.2_high_0.28_per_token", "ppo", CLIP),
+        ("ppo_clip_low_0.2_high_0.28_per_sample", "ppo", CLIP),
+        ("ppo_dual_clip_c_1.2_per_token", "ppo", {**CLIP, "eps_clip_c": 1.2}),
+        ("ppo_dual_clip_c_1.2_per_sample", "ppo", {**CLIP, "eps_clip_c": 1.2}),
         ("cispo_low_0.2_high_0.28_per_token", "cispo", CLIP),
         ("cispo_low_0.2_high_0.28_per_sample", "cispo", CLIP),
         ("gspo_low_0.003_high_0.004_per_sample", "gspo", {"eps_clip": 0.003, "eps_clip_high": 0.004}),
