@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/setup.sh || exit 1
 export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 readonly PYTHON=.venv/bin/python
-readonly SESSION_SECONDS=1440
+readonly SESSION_SECONDS=3600
 failed=()
 
 echo "[test] ruff check"
