@@ -102,6 +102,8 @@ class RankBatch:
     """[step][micro-batch] -> rows of `samples`. Samples without a gradient are in no micro-batch."""
     totals: list[StepTotals] = field(default_factory=list)
     """[step]."""
+    log_prob_micro_batches: list[list[np.ndarray]] = field(default_factory=list)
+    """As `micro_batches`, the same rows in larger packs, for passes without a backward. Empty: `micro_batches`."""
 
     @property
     def num_scheduled_tokens(self) -> int:

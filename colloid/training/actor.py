@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
-from colloid.training.micro_batch import MicroBatch, make_micro_batch
+from colloid.training.micro_batch import MicroBatch, make_micro_batch, regroup
 from colloid.training.reference import ReferenceModel
 from colloid.weights.buckets import make_buckets
 from colloid.weights.hf_loader import HFCheckpoint, export_parameters, load_parameters
@@ -111,11 +112,18 @@ class Actor:
         """
         begin = time.monotonic()
         device = self.args.device
-        steps = [[make_micro_batch(batch.samples, rows, device) for rows in part] for part in batch.micro_batches]
+        steps = _micro_batches(batch, batch.micro_batches, device)
+        passes = _micro_batches(batch, batch.log_prob_micro_batches, device) or steps
         with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
-            reference = [self._log_probs(micro_batches) if self._reference else None for micro_batches in steps]
+            reference = [
+                self._log_probs(micro_batches, passes[index]) if self._reference else None
+                for index, micro_batches in enumerate(steps)
+            ]
         # The first step's are those of its own forward pass: nothing was trained in between.
-        old = [self._log_probs(micro_batches) if index else None for index, micro_batches in enumerate(steps)]
+        old = [
+            self._log_probs(micro_batches, passes[index]) if index else None
+            for index, micro_batches in enumerate(steps)
+        ]
         trained = time.monotonic()
         by_step = [
             self._train_step(rollout_id, index, micro_batches, old[index], reference[index])
@@ -181,8 +189,11 @@ class Actor:
     def _export(self) -> Any:
         return export_parameters(self._parameters, self._names, tp_group=parallel.tensor_parallel_group())
 
-    def _log_probs(self, micro_batches: list[MicroBatch]) -> list[torch.Tensor]:
-        return step.compute_log_probs(self._chunks, micro_batches, self._head) if micro_batches else []
+    def _log_probs(self, micro_batches: list[MicroBatch], passes: list[MicroBatch]) -> list[torch.Tensor]:
+        """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
+        if not passes:
+            return []
+        return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
 
     def _train_step(
         self,
@@ -227,6 +238,10 @@ class Actor:
         step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
         self._scheduler.step(1)
         return metrics
+
+
+def _micro_batches(batch: RankBatch, schedule: list[list[np.ndarray]], device: str) -> list[list[MicroBatch]]:
+    return [[make_micro_batch(batch.samples, rows, device) for rows in part] for part in schedule]
 
 
 def objective_config(args: Any) -> ObjectiveConfig:

@@ -8,6 +8,7 @@ predicted at the position of the token before it, so `positions` are those, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +33,8 @@ class MicroBatch:
     """int64 [R] into the T packed tokens: where each response token is predicted."""
     targets: torch.Tensor
     """int64 [R]."""
+    response_index: torch.Tensor
+    """int64 [R] into the batch's arrays over response tokens; the same whatever micro-batch a sample is in."""
     sample_index: torch.Tensor
     """int64 [R]: which sequence of the micro-batch a response token belongs to."""
     loss_mask: torch.Tensor
@@ -66,6 +69,9 @@ def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu")
     # The i-th response token of a sample stands at (its end - response length + i), and is predicted one before.
     first = samples.offsets[1:] - response_lengths
     targets_at = np.arange(len(sample_index)) + np.repeat(first - samples.response_offsets[:-1], response_lengths)
+    response_index = np.arange(len(sample_index)) + np.repeat(
+        batch.response_offsets[rows] - samples.response_offsets[:-1], response_lengths
+    )
     mask = samples.loss_mask.astype(bool)
     weights = np.where(mask, samples.loss_weights[sample_index], 0.0).astype(np.float32)
     tokens = samples.tokens.astype(np.int64)
@@ -81,9 +87,25 @@ def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu")
         max_length=int(lengths.max()),
         positions=tensor(targets_at - 1),
         targets=tensor(tokens[targets_at]),
+        response_index=tensor(response_index),
         sample_index=tensor(sample_index),
         loss_mask=tensor(mask),
         rollout_log_probs=tensor(samples.rollout_log_probs) if has_log_probs else None,
         token_weights=tensor(weights),
         rewards=tensor(samples.rewards),
     )
+
+
+def regroup(
+    values: Sequence[torch.Tensor], computed: Sequence[MicroBatch], wanted: Sequence[MicroBatch]
+) -> list[torch.Tensor]:
+    """Values over the response tokens [R] of the micro-batches `computed`, in those of `wanted`.
+
+    Both are made of the same samples of one batch. Without values (not the last pipeline stage) there are none.
+    """
+    if not values:
+        return []
+    index = torch.cat([micro_batch.response_index for micro_batch in computed])
+    flat = values[0].new_empty(int(index.max()) + 1 if len(index) else 0)
+    flat[index] = torch.cat(list(values))
+    return [flat[micro_batch.response_index] for micro_batch in wanted]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from colloid.errors import ConfigError
-from colloid.training.micro_batch import make_micro_batch
+from colloid.training.micro_batch import make_micro_batch, regroup
 from colloid.training.rope import scaled_frequencies
 from tests.parallel.rollouts import make_rollout
 
@@ -47,6 +47,25 @@ def test_sample_without_a_prompt_is_refused():
     batch.response_offsets[1:] += batch.lengths[0] - batch.response_lengths[0]
     with pytest.raises(ValueError, match=r"samples \[0\] have no prompt"):
         make_micro_batch(batch, np.array([0]))
+
+
+def test_values_of_response_tokens_move_between_packs_of_the_same_samples():
+    batch = make_rollout()
+    values = torch.arange(len(batch.loss_mask)).float()
+    large = [make_micro_batch(batch, rows) for rows in ([4, 1, 6, 0], [2, 5])]
+    small = [make_micro_batch(batch, rows) for rows in ([0, 2], [5], [6, 1], [4])]
+    found = regroup([values[pack.response_index] for pack in large], large, small)
+    assert len(found) == 4
+    for pack, of_pack in zip(small, found, strict=True):
+        assert torch.equal(of_pack, values[pack.response_index])
+        assert torch.equal(torch.from_numpy(batch.tokens)[_positions(batch)][of_pack.long()].long(), pack.targets)
+    assert regroup([], large, small) == []
+
+
+def _positions(batch) -> torch.Tensor:
+    """int64 [R]: where each response token of the batch stands in `batch.tokens`."""
+    ends = zip(batch.offsets[1:], batch.response_lengths, strict=True)
+    return torch.cat([torch.arange(end - length, end) for end, length in ends])
 
 
 def tokens_of_response(batch, row: int) -> list[int]:
