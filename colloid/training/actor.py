@@ -25,7 +25,7 @@ from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
-from colloid.training.micro_batch import MicroBatch, make_micro_batch, regroup
+from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch, regroup
 from colloid.training.reference import ReferenceModel
 from colloid.weights.buckets import make_buckets
 from colloid.weights.hf_loader import HFCheckpoint, export_parameters, load_parameters
@@ -111,9 +111,8 @@ class Actor:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        device = self.args.device
-        steps = _micro_batches(batch, batch.micro_batches, device)
-        passes = _micro_batches(batch, batch.log_prob_micro_batches, device) or steps
+        steps = self._micro_batches(batch, batch.micro_batches)
+        passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
         with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
             reference = [
                 self._log_probs(micro_batches, passes[index]) if self._reference else None
@@ -189,6 +188,17 @@ class Actor:
     def _export(self) -> Any:
         return export_parameters(self._parameters, self._names, tp_group=parallel.tensor_parallel_group())
 
+    def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
+        """This rank's part of the micro-batches of each step."""
+        config = self._chunks[0].config
+        split = parallel.sequence_split(config.sequence_parallel)
+        # An interleaved pipeline takes them in groups.
+        group = config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
+        return [
+            filled_up([make_micro_batch(batch.samples, rows, self.args.device, split) for rows in part], group)
+            for part in schedule
+        ]
+
     def _log_probs(self, micro_batches: list[MicroBatch], passes: list[MicroBatch]) -> list[torch.Tensor]:
         """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
         if not passes:
@@ -238,10 +248,6 @@ class Actor:
         step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
         self._scheduler.step(1)
         return metrics
-
-
-def _micro_batches(batch: RankBatch, schedule: list[list[np.ndarray]], device: str) -> list[list[MicroBatch]]:
-    return [[make_micro_batch(batch.samples, rows, device) for rows in part] for part in schedule]
 
 
 def objective_config(args: Any) -> ObjectiveConfig:

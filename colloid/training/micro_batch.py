@@ -3,18 +3,22 @@
 Sequences lie one after another, the longest first: neighbours of equal length share a kernel call. A response token is
 predicted at the position of the token before it, so `positions` are those, and `targets` the response tokens.
 
-`S` sequences, `T` packed tokens, `R` response tokens.
+Under context parallelism a rank computes the log-probs of the response tokens that are predicted from its part of the
+sequences; they are then gathered, and everything that follows sees all response tokens, as if there were one rank.
+
+`S` sequences, `T` packed tokens of this rank (padding included), `R` response tokens, `R'` of them predicted here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from colloid.data.batch import RolloutBatch
+from colloid.training.sequence_split import SequenceSplit
 
 
 @dataclass(frozen=True)
@@ -22,17 +26,19 @@ class MicroBatch:
     """What one forward and backward needs."""
 
     tokens: torch.Tensor
-    """int64 [1, T]."""
+    """int64 [1, T]; 0 where it is padding."""
     position_ids: torch.Tensor
     """int64 [1, T], from 0 in each sequence."""
     cu_seqlens: torch.Tensor
-    """int32 [S + 1], cumulative lengths of the sequences."""
+    """int32 [S + 1], cumulative lengths of the whole sequences with their padding."""
     max_length: int
-    """Of a sequence."""
+    """Of a sequence, with its padding."""
     positions: torch.Tensor
-    """int64 [R] into the T packed tokens: where each response token is predicted."""
+    """int64 [R'] into the T packed tokens: where each response token is predicted."""
     targets: torch.Tensor
-    """int64 [R]."""
+    """int64 [R']."""
+    response_rows: torch.Tensor | None
+    """int64 [R']: which of the R response tokens are predicted on this rank; None: all."""
     response_index: torch.Tensor
     """int64 [R] into the batch's arrays over response tokens; the same whatever micro-batch a sample is in."""
     sample_index: torch.Tensor
@@ -50,9 +56,19 @@ class MicroBatch:
     def num_samples(self) -> int:
         return len(self.rewards)
 
+    def blank(self) -> MicroBatch:
+        """The same sequences with all response tokens masked: it adds nothing to loss, gradient or metrics."""
+        mask, weights = torch.zeros_like(self.loss_mask), torch.zeros_like(self.token_weights)
+        return replace(self, loss_mask=mask, token_weights=weights)
 
-def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu") -> MicroBatch:
+
+def make_micro_batch(
+    batch: RolloutBatch, rows: np.ndarray, device: str = "cpu", split: SequenceSplit | None = None
+) -> MicroBatch:
     """Packs the samples at `rows`.
+
+    Args:
+        split: this rank's part of the sequences; None: they are whole.
 
     Raises:
         ValueError: a sample has no prompt, so that nothing predicts its first response token.
@@ -63,30 +79,36 @@ def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu")
     lengths, response_lengths = samples.lengths, samples.response_lengths
     if (lengths == response_lengths).any():
         raise ValueError(f"samples {samples.sample_ids[lengths == response_lengths].tolist()} have no prompt")
-    num_tokens = int(samples.offsets[-1])
-    starts = np.repeat(samples.offsets[:-1], lengths)
+    split = split or SequenceSplit()
+    padded = split.padded_lengths(lengths)
+    cu_seqlens = np.concatenate([[0], np.cumsum(padded)])
+    tokens = np.zeros(cu_seqlens[-1], dtype=np.int64)
+    tokens[np.arange(samples.offsets[-1]) + np.repeat(cu_seqlens[:-1] - samples.offsets[:-1], lengths)] = samples.tokens
+    owned = split.owned(padded)
+    place = np.cumsum(owned) - 1
     sample_index = np.repeat(np.arange(len(rows)), response_lengths)
     # The i-th response token of a sample stands at (its end - response length + i), and is predicted one before.
-    first = samples.offsets[1:] - response_lengths
+    first = cu_seqlens[:-1] + lengths - response_lengths
     targets_at = np.arange(len(sample_index)) + np.repeat(first - samples.response_offsets[:-1], response_lengths)
     response_index = np.arange(len(sample_index)) + np.repeat(
         batch.response_offsets[rows] - samples.response_offsets[:-1], response_lengths
     )
+    here = np.flatnonzero(owned[targets_at - 1])
     mask = samples.loss_mask.astype(bool)
     weights = np.where(mask, samples.loss_weights[sample_index], 0.0).astype(np.float32)
-    tokens = samples.tokens.astype(np.int64)
     has_log_probs = not np.isnan(samples.rollout_log_probs).all()
 
     def tensor(array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return MicroBatch(
-        tokens=tensor(tokens)[None],
-        position_ids=tensor(np.arange(num_tokens) - starts)[None],
-        cu_seqlens=tensor(samples.offsets.astype(np.int32)),
-        max_length=int(lengths.max()),
-        positions=tensor(targets_at - 1),
-        targets=tensor(tokens[targets_at]),
+        tokens=tensor(tokens[owned])[None],
+        position_ids=tensor((np.arange(len(tokens)) - np.repeat(cu_seqlens[:-1], padded))[owned])[None],
+        cu_seqlens=tensor(cu_seqlens.astype(np.int32)),
+        max_length=int(padded.max()),
+        positions=tensor(place[targets_at[here] - 1]),
+        targets=tensor(tokens[targets_at[here]]),
+        response_rows=tensor(here) if split.size > 1 else None,
         response_index=tensor(response_index),
         sample_index=tensor(sample_index),
         loss_mask=tensor(mask),
@@ -94,6 +116,14 @@ def make_micro_batch(batch: RolloutBatch, rows: np.ndarray, device: str = "cpu")
         token_weights=tensor(weights),
         rewards=tensor(samples.rewards),
     )
+
+
+def filled_up(micro_batches: Sequence[MicroBatch], multiple: int) -> list[MicroBatch]:
+    """With blank ones behind, so that their number is a multiple; none stay none."""
+    if not micro_batches:
+        return []
+    shortest = min(micro_batches, key=lambda micro_batch: micro_batch.tokens.shape[1])
+    return [*micro_batches, *[shortest.blank()] * (-len(micro_batches) % multiple)]
 
 
 def regroup(

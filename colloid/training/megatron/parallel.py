@@ -13,6 +13,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from colloid.errors import ConfigError
+from colloid.training.sequence_split import SequenceSplit
 
 
 @dataclass(frozen=True)
@@ -105,3 +106,47 @@ def tensor_parallel_group() -> dist.ProcessGroup:
 def data_parallel_size() -> int:
     """Into how many parts a batch is split."""
     return parallel_state.get_data_parallel_world_size()
+
+
+def data_parallel_rank() -> int:
+    """Which part of a batch this rank trains; ranks that share the model or the sequences share it."""
+    return parallel_state.get_data_parallel_rank()
+
+
+def sequence_split(sequence_parallel: bool) -> SequenceSplit:
+    """This rank's part of each sequence."""
+    return SequenceSplit(
+        rank=parallel_state.get_context_parallel_rank(),
+        size=parallel_state.get_context_parallel_world_size(),
+        multiple=tensor_parallel_group().size() if sequence_parallel else 1,
+    )
+
+
+def gather_responses(values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Log-probs or entropies of all response tokens, from the parts that the context-parallel ranks computed.
+
+    Every rank computes the whole loss from the result, so each takes the gradient of its own part as it is.
+
+    Args:
+        values: [K, R'], of this rank's response tokens.
+        rows: int64 [R'], which of all they are.
+        count: R, of all response tokens.
+
+    Returns:
+        [K, R], the same on all ranks of the context-parallel group.
+    """
+    return _GatherResponses.apply(values, rows, count)
+
+
+class _GatherResponses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        whole = values.new_zeros(len(values), count).index_copy_(1, rows, values)
+        dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+        return whole
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        (rows,) = ctx.saved_tensors
+        return grad.index_select(1, rows), None, None

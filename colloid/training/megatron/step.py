@@ -2,9 +2,12 @@
 
 The one loss convention: a micro-batch's loss is its share of the step's loss, already divided by the denominators of
 the whole global batch. Gradients are therefore sums: over micro-batches, and over data- and context-parallel ranks.
-Megatron is kept from dividing again by `calculate_per_token_loss` together with a token count of 0, see `_NO_TOKENS`.
+Megatron is kept from dividing again by `calculate_per_token_loss` together with a token count of 0.
 
-`R` response tokens of a micro-batch, `H` hidden size.
+Context-parallel ranks gather log-probs and entropies of all response tokens and compute the same loss: quantities of a
+whole sample need no thought, metrics are already the same on them, and each backpropagates through its own tokens.
+
+`R` response tokens of a micro-batch, `R'` of them predicted on this rank, `H` hidden size.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
 from colloid.training.megatron.model import unwrap
-from colloid.training.megatron.parallel import is_last_stage, tensor_parallel_group
+from colloid.training.megatron.parallel import gather_responses, is_last_stage, tensor_parallel_group
 from colloid.training.micro_batch import MicroBatch
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -48,20 +51,25 @@ class Head:
     """Most tokens in a block of logits; -1 chooses."""
 
     def __call__(
-        self, model: torch.nn.Module, hidden: torch.Tensor, targets: torch.Tensor, with_entropy: bool
+        self, model: torch.nn.Module, micro_batch: MicroBatch, hidden: torch.Tensor, with_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Hidden states [R, H] -> float32 log-probs [R] of the targets, and entropies [R] where asked for."""
+        """Hidden states [R', H] -> float32 log-probs [R] of the responses, and entropies [R] where asked for."""
         policy, tp_group = unwrap(model), tensor_parallel_group()
-        return token_log_probs(
+        log_probs, entropies = token_log_probs(
             hidden,
             policy.head_weight(),
-            targets,
+            micro_batch.targets,
             temperature=self.temperature,
             chunk_tokens=self.chunk_tokens,
             with_entropy=with_entropy,
             tp_group=tp_group if tp_group.size() > 1 else None,
             vocab_size=policy.true_vocab_size,
         )
+        if micro_batch.response_rows is None:
+            return log_probs, entropies
+        parts = torch.stack([log_probs] if entropies is None else [log_probs, entropies])
+        whole = gather_responses(parts, micro_batch.response_rows, len(micro_batch.loss_mask))
+        return whole[0], None if entropies is None else whole[1]
 
 
 @torch.no_grad()
@@ -71,7 +79,7 @@ def compute_log_probs(
     """Log-probs [R] of each micro-batch under the current weights; on the last pipeline stage (elsewhere empty)."""
 
     def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
-        return head(model, hidden, micro_batch.targets, with_entropy=False)[0]
+        return head(model, micro_batch, hidden, with_entropy=False)[0]
 
     return _run(chunks, micro_batches, collect, forward_only=True)
 
@@ -100,7 +108,7 @@ def forward_backward(
         return {}
 
     def share(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
-        log_probs, entropies = head(model, hidden, micro_batch.targets, with_entropy)
+        log_probs, entropies = head(model, micro_batch, hidden, with_entropy)
         value, sums = loss(index, micro_batch, log_probs, entropies)
         return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
@@ -128,11 +136,11 @@ def optimizer_step(optimizer: MegatronOptimizer, chunks: list[DistributedDataPar
 
 
 def reduce_sums(sums: Sums, device: str) -> dict[str, tuple[float, float]]:
-    """Adds (sum, weight) pairs over all ranks that share the batch. Collective; the same on all ranks."""
+    """Adds (sum, weight) pairs over the data-parallel ranks. Collective; the same on all ranks."""
     names = sorted(sums)
     totals: list[dict[str, tuple[float, float]]] = [{}]
     if is_last_stage():
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+        group = parallel_state.get_data_parallel_group()
         flat = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
         for row, name in enumerate(names):
             value, weight = sums[name]
