@@ -25,10 +25,12 @@ from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
+from colloid.training.megatron.shards import weight_coordinates
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch, regroup
 from colloid.training.reference import ReferenceModel
 from colloid.weights.buckets import make_buckets
-from colloid.weights.hf_loader import HFCheckpoint, export_parameters, load_parameters
+from colloid.weights.export import Exporter
+from colloid.weights.hf_loader import HFCheckpoint, load_parameters
 from colloid.weights.tensor_transport import EngineUpdate, checksum
 
 logger = logging.getLogger(__name__)
@@ -81,15 +83,16 @@ class Actor:
         self._chunks = build_model(args)
         self._parameters = named_parameters(self._chunks)
         self._names = name_map(args)
-        group = parallel.tensor_parallel_group()
-        shards = {"tp_rank": group.rank(), "tp_size": group.size()}
         if not args.resume_from:
-            load_parameters(self._parameters, self._names, HFCheckpoint(args.init_checkpoint), **shards)
+            self._load_weights(args.init_checkpoint)
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
         self._reference = None
         if self._objective.use_kl_loss:
-            self._reference = ReferenceModel(self._parameters, self._names, args.ref_load, **shards)
+            self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(args.ref_load))
+        self._export = Exporter(
+            self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
+        )
         if not args.resume_from:
             return StartState(0, self._weight_version)
         directory = Path(args.resume_from) / "trainer"
@@ -178,15 +181,15 @@ class Actor:
         }
 
     def weight_checksums(self) -> dict[str, str]:
-        """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent."""
+        """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent; on rank 0."""
         return {name: checksum(tensor) for name, tensor in self._export()}
 
     def close(self) -> None:
         """Leaves the world of ranks."""
         parallel.shutdown()
 
-    def _export(self) -> Any:
-        return export_parameters(self._parameters, self._names, tp_group=parallel.tensor_parallel_group())
+    def _load_weights(self, place: str) -> None:
+        load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
     def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
         """This rank's part of the micro-batches of each step."""

@@ -6,13 +6,12 @@ policy: at the untouched start the KL between them is exactly 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
-from colloid.weights.hf_loader import HFCheckpoint, NamedParameters, load_parameters
-from colloid.weights.names import NameMap
+from colloid.weights.hf_loader import NamedParameters
 
 
 class ReferenceModel:
@@ -20,22 +19,14 @@ class ReferenceModel:
 
     Args:
         parameters: the policy's, as in `named_parameters`.
-        checkpoint: a Hugging Face directory.
+        load: fills the parameters with the reference's weights.
     """
 
-    def __init__(
-        self,
-        parameters: NamedParameters,
-        names: NameMap,
-        checkpoint: str,
-        *,
-        tp_rank: int = 0,
-        tp_size: int = 1,
-    ):
+    def __init__(self, parameters: NamedParameters, load: Callable[[], None]):
         self._parameters = [parameter for _, parameter in parameters]
         self._host = [_host_tensor(parameter) for parameter in self._parameters]
         with self.swapped_in():
-            load_parameters(parameters, names, HFCheckpoint(checkpoint), tp_rank=tp_rank, tp_size=tp_size)
+            load()
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:

@@ -1,21 +1,21 @@
-"""Hugging Face checkpoints: reading their tensors, and filling Megatron parameters with them and back.
+"""Hugging Face checkpoints: reading their tensors, and filling this rank's Megatron parameters with them.
 
-`load_parameters` and `export_parameters` go through the same name table and are each other's inverse.
+The way back is `colloid.weights.export`, through the same name table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 
 from colloid.errors import CheckpointError, ConfigError
 from colloid.weights.names import NameMap
+from colloid.weights.shards import WHOLE, Coordinates
 
 NamedParameters = list[tuple[str, torch.nn.Parameter]]
 """Megatron names, with the layer counted over the whole model, and this rank's shards."""
@@ -52,15 +52,30 @@ class HFCheckpoint:
         """Of all tensors."""
         return list(self._files)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor, which is not read for it."""
+        return tuple(self._handle(name).get_slice(name).get_shape())
+
+    def extra_layers(self) -> tuple[str, ...]:
+        """Prefixes of layers past the model's own: those of multi-token prediction, by the directory's config."""
+        path = self.directory / "config.json"
+        config = json.loads(path.read_text()) if path.exists() else {}
+        first, count = config.get("num_hidden_layers", 0), config.get("num_nextn_predict_layers") or 0
+        return tuple(f"model.layers.{layer}." for layer in range(first, first + count))
+
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, in the dtype of the file."""
+        try:
+            return self._handle(name).get_tensor(name)
+        except SafetensorError as error:
+            file = self.directory / self._files[name]
+            raise CheckpointError(f"{file}: tensor {name!r} cannot be read: {error}") from error
+
+    def _handle(self, name: str) -> Any:
         file = self._files[name]
         if file not in self._handles:
             self._handles[file] = _open(self.directory / file)
-        try:
-            return self._handles[file].get_tensor(name)
-        except SafetensorError as error:
-            raise CheckpointError(f"{self.directory / file}: tensor {name!r} cannot be read: {error}") from error
+        return self._handles[file]
 
 
 def _open(path: Path) -> Any:
@@ -72,56 +87,59 @@ def _open(path: Path) -> Any:
 
 @torch.no_grad()
 def load_parameters(
-    parameters: NamedParameters, names: NameMap, checkpoint: HFCheckpoint, *, tp_rank: int = 0, tp_size: int = 1
+    parameters: NamedParameters, names: NameMap, checkpoint: HFCheckpoint, coordinates: Coordinates = WHOLE
 ) -> None:
     """Fills this rank's shards from a Hugging Face checkpoint, one parameter at a time.
 
     Raises:
         ConfigError: names or shapes of the checkpoint are not those of the model; lists the first that differ.
     """
+    check_fit(parameters, names, checkpoint, coordinates)
+    for name, parameter in parameters:
+        mapped = names[name]
+        parameter.data.copy_(mapped.entry.shard.cut(mapped.from_hf(checkpoint.tensor), *coordinates.shard(name)))
+
+
+def check_fit(parameters: NamedParameters, names: NameMap, checkpoint: HFCheckpoint, coordinates: Coordinates) -> None:
+    """Compares names with the whole model, and shapes with the parameters that are here. Reads no tensor.
+
+    Raises:
+        ConfigError: lists the first tensors that differ, with their shapes.
+    """
     present, expected = set(checkpoint.names()), set(names.hf_names)
+    ignored = checkpoint.extra_layers()
     missing = [name for name in names.hf_names if name not in present]
-    extra = sorted(name for name in present - expected if not name.endswith(IGNORED))
+    extra = sorted(
+        name for name in present - expected if not name.endswith(IGNORED) and not (ignored and name.startswith(ignored))
+    )
     if missing or extra:
         raise ConfigError(
-            f"the weights in {checkpoint.directory} do not fit its config: missing {_some(missing)}, "
-            f"unexpected {_some(extra)}"
+            f"the weights in {checkpoint.directory} do not fit its config: missing {some(missing)}, "
+            f"unexpected {some(extra)}"
         )
+    different = []
     for name, parameter in parameters:
-        mapped = names[name]
-        try:
-            shard = mapped.entry.shard.cut(mapped.from_hf(checkpoint.tensor), tp_rank, tp_size)
-        except RuntimeError as error:
-            raise ConfigError(
-                f"{checkpoint.directory}: {_some(mapped.hf_names)} cannot be combined: {error}"
-            ) from error
-        if shard.shape != parameter.shape:
-            raise ConfigError(
-                f"{checkpoint.directory}: {_some(mapped.hf_names)} make {tuple(shard.shape)} where the model's {name} "
-                f"has {tuple(parameter.shape)}: the config does not fit the weights"
-            )
-        parameter.data.copy_(shard)
+        for hf_name, shape in hf_shapes(name, parameter, names, coordinates):
+            if checkpoint.shape(hf_name) != shape:
+                different.append(f"{hf_name} is {checkpoint.shape(hf_name)} where the model has {shape}")
+    if different:
+        raise ConfigError(f"the weights in {checkpoint.directory} do not fit the config: {some(different, '; ')}")
 
 
-@torch.no_grad()
-def export_parameters(
-    parameters: NamedParameters, names: NameMap, *, tp_group: dist.ProcessGroup | None = None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields Hugging Face names and whole tensors of this pipeline stage, one parameter at a time.
-
-    Collective over `tp_group`: every rank of it has to exhaust the iterator. The tensors may be views of parameters.
-    """
-    for name, parameter in parameters:
-        mapped = names[name]
-        if not mapped.entry.exported:
-            continue
-        parts = [parameter.data]
-        if tp_group is not None and tp_group.size() > 1:
-            parts = [torch.empty_like(parameter.data) for _ in range(tp_group.size())]
-            dist.all_gather(parts, parameter.data, group=tp_group)
-        yield from mapped.to_hf(mapped.entry.shard.join(parts))
+def hf_shapes(
+    name: str, parameter: torch.Tensor, names: NameMap, coordinates: Coordinates
+) -> list[tuple[str, tuple[int, ...]]]:
+    """(Hugging Face name, shape) of the whole tensors that a parameter's shards make."""
+    mapped, count = names[name], coordinates.shard(name)[1]
+    shard = torch.empty(parameter.shape, device="meta")
+    return [
+        (hf_name, tuple(tensor.shape)) for hf_name, tensor in mapped.to_hf(mapped.entry.shard.join([shard] * count))
+    ]
 
 
-def _some(names: Iterable[str]) -> str:
+def some(names: Iterable[str], separator: str = ", ") -> str:
+    """The first few, and how many more."""
     names = list(names)
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "none"
+    if not names:
+        return "none"
+    return separator.join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

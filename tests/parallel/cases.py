@@ -53,9 +53,11 @@ def gradients(actor: Any) -> dict[str, np.ndarray]:
 
 
 def same_on_all_ranks(actor: Any) -> bool:
-    """Whether the weights are, bit by bit."""
+    """Whether the weights are, bit by bit; under data parallelism alone."""
+    from colloid.weights.tensor_transport import checksum
+
     sums: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(sums, actor.weight_checksums())
+    torch.distributed.all_gather_object(sums, {name: checksum(tensor) for name, tensor in actor._parameters})
     return all(other == sums[0] for other in sums)
 
 
