@@ -8,32 +8,27 @@ onto the vocabulary. The head itself is `colloid.training.logprob`.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 from megatron.core.transformer.module import Float16Module
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from colloid.config.megatron import ddp_fields, transformer_fields
-from colloid.training.megatron.attention import PackedAttention
-from colloid.training.megatron.norm import RMSNorm
+from colloid.config.megatron import ddp_fields
+from colloid.training.megatron.config import transformer_config
+from colloid.training.megatron.layers import block_spec
+from colloid.training.megatron.moe import expert_biases, expert_layers, first_expert, keep_bias_precise
 from colloid.training.rope import scaled_frequencies
 from colloid.weights.hf_loader import NamedParameters
-from colloid.weights.names import ModelShape, NameMap
+from colloid.weights.names import ModelShape, NameMap, with_global_expert
 
 VOCAB_MULTIPLE = 128
 """Megatron's default of --make-vocab-size-divisible-by."""
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class PolicyModel(GPTModel):
@@ -59,58 +54,15 @@ class PolicyModel(GPTModel):
         return hidden.squeeze(1).index_select(0, response_positions) if self.post_process else hidden
 
     def _postprocess(self, hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        return hidden_states
+        if not self.config.sequence_parallel:
+            return hidden_states
+        # The head sums the gradient over the group itself: each rank takes its part of it.
+        return gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
 
     def head_weight(self) -> torch.Tensor:
         """[V, H] of the output projection; rows from `true_vocab_size` on are padding."""
         tied = self.share_embeddings_and_output_weights
         return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
-
-
-def transformer_config(args: Any) -> TransformerConfig:
-    """Megatron's configuration: the model's numbers, what the user passes through, and what colloid relies on."""
-    fields = dict(transformer_fields(args))
-    dtype = DTYPES[args.params_dtype]
-    on_cpu = args.device == "cpu"
-    if on_cpu:
-        # Megatron's deterministic mode chooses among CUDA kernels; one thread on a CPU has but one order.
-        fields.pop("deterministic_mode", None)
-        for fused in ("bias_dropout_fusion", "apply_rope_fusion", "masked_softmax_fusion", "persist_layer_norm"):
-            fields[fused] = False
-        fields["gradient_accumulation_fusion"] = False
-        fields["bias_activation_fusion"] = False
-    if args.pipeline_model_parallel_size > 1:
-        # Packs differ in length; Megatron allows this with the alltoall dispatcher alone, for dense models too.
-        fields |= {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
-    return TransformerConfig(
-        **fields
-        | {
-            "num_layers": args.num_layers,
-            "hidden_size": args.hidden_size,
-            "ffn_hidden_size": args.ffn_hidden_size,
-            "num_attention_heads": args.num_attention_heads,
-            "num_query_groups": args.num_query_groups or args.num_attention_heads,
-            "kv_channels": args.kv_channels,
-            "layernorm_epsilon": args.norm_epsilon,
-            "normalization": "RMSNorm",
-            "gated_linear_unit": True,
-            "activation_func": F.silu,
-            "add_bias_linear": False,
-            "add_qkv_bias": bool(args.add_qkv_bias),
-            "qk_layernorm": bool(args.qk_layernorm),
-            "attention_dropout": 0.0,
-            "hidden_dropout": 0.0,
-            "params_dtype": dtype,
-            "pipeline_dtype": dtype,
-            "bf16": dtype is torch.bfloat16,
-            "use_cpu_initialization": on_cpu,
-            # Every parameter is loaded, and loading checks that.
-            "perform_initialization": False,
-            # The loss of a micro-batch is its share of the step's loss: nothing may be divided again. With this, and
-            # a token count of 0 from the loss function, neither the schedule nor DDP nor finalize_model_grads scales.
-            "calculate_per_token_loss": True,
-        }
-    )
 
 
 def padded_vocab_size(vocab_size: int, multiple: int, tensor_parallel_size: int) -> int:
@@ -129,6 +81,11 @@ def model_shape(args: Any) -> ModelShape:
         vocab_size=args.vocab_size,
         padded_vocab_size=padded_vocab_size(args.vocab_size, multiple, args.tensor_model_parallel_size),
         tied=not args.untie_embeddings_and_output_weights,
+        qkv_bias=bool(args.add_qkv_bias),
+        qk_norm=bool(args.qk_layernorm),
+        q_lora=bool(args.multi_latent_attention and args.q_lora_rank),
+        num_experts=args.num_experts or 0,
+        expert_layers=expert_layers(args),
     )
 
 
@@ -148,6 +105,7 @@ def build_model(args: Any) -> list[DistributedDataParallel]:
         if args.device != "cpu":
             model.cuda()
         wrapped = Float16Module(config, model) if config.bf16 else model
+        keep_bias_precise(model)
         ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True} | ddp_fields(args))
         chunks.append(DistributedDataParallel(config, ddp, wrapped, disable_bucketing=chunk > 0))
     config.finalize_model_grads_func = finalize_model_grads
@@ -165,14 +123,17 @@ def unwrap(chunk: torch.nn.Module) -> PolicyModel:
 
 
 def named_parameters(chunks: list[DistributedDataParallel]) -> NamedParameters:
-    """Parameters of this rank, with layers counted over the whole model."""
+    """Parameters of this rank and the buffers that belong to a checkpoint, with layers and experts counted over the
+    whole model.
+    """
     named = []
     for chunk in chunks:
         model = unwrap(chunk)
-        for name, parameter in model.named_parameters():
+        for name, parameter in [*model.named_parameters(), *expert_biases(model)]:
             if name.startswith("decoder.layers."):
                 _, _, local, rest = name.split(".", 3)
                 name = f"decoder.layers.{model.decoder.layers[int(local)].layer_number - 1}.{rest}"
+                name = with_global_expert(name, first_expert(model.config))
             named.append((name, parameter))
     return named
 
@@ -182,7 +143,7 @@ def _build_chunk(args: Any, config: TransformerConfig, stage: int | None) -> Pol
     single = stage is None
     model = PolicyModel(
         config,
-        _block_spec(config, args.device, stage),
+        block_spec(args, config, stage),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings or args.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage),
@@ -190,29 +151,10 @@ def _build_chunk(args: Any, config: TransformerConfig, stage: int | None) -> Pol
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
         rotary_base=args.rotary_base,
+        rotary_percent=args.rotary_percent,
         vp_stage=stage,
     )
     model.true_vocab_size = shape.vocab_size
-    model.rotary_pos_emb.inv_freq = scaled_frequencies(model.rotary_pos_emb.inv_freq, args.hf_config)
+    if not config.multi_latent_attention:
+        model.rotary_pos_emb.inv_freq = scaled_frequencies(model.rotary_pos_emb.inv_freq, args.hf_config)
     return model
-
-
-def _block_spec(config: TransformerConfig, device: str, stage: int | None) -> TransformerBlockSubmodules:
-    """Transformer Engine's layers where CUDA is (not run yet); else Megatron's local ones, norm and attention ours."""
-    with_engine = device != "cpu"
-    block = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=with_engine, normalization="RMSNorm", vp_stage=stage
-    )
-    return (
-        block
-        if with_engine
-        else replace(block, layer_specs=[_local_layer(spec, config) for spec in block.layer_specs], layer_norm=RMSNorm)
-    )
-
-
-def _local_layer(spec: ModuleSpec, config: TransformerConfig) -> ModuleSpec:
-    attention = spec.submodules.self_attention
-    norms = {"q_layernorm": RMSNorm, "k_layernorm": RMSNorm} if config.qk_layernorm else {}
-    attention = replace(attention, submodules=replace(attention.submodules, core_attention=PackedAttention, **norms))
-    submodules = replace(spec.submodules, input_layernorm=RMSNorm, pre_mlp_layernorm=RMSNorm, self_attention=attention)
-    return replace(spec, submodules=submodules)

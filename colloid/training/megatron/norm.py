@@ -24,3 +24,12 @@ class RMSNorm(torch.nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+
+
+class LatentNorm(RMSNorm):
+    """The norm over a latent of multi-head latent attention: its epsilon is 1e-6 in every model, whatever the config
+    says of the others.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, **_unused: Any):
+        super().__init__(config, hidden_size, 1e-6)

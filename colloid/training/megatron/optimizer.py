@@ -11,7 +11,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from colloid.config.megatron import optimizer_fields
 from colloid.errors import ConfigError
-from colloid.training.megatron.model import DTYPES
+from colloid.training.megatron.config import DTYPES
 
 
 def build_optimizer(args: Any, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import torch
 
 from colloid.errors import ConfigError
-from colloid.weights.names import llama, qwen2, qwen3
+from colloid.weights.names import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
 from colloid.weights.names.table import Entry, ModelShape, Shard
 
-__all__ = ["FAMILIES", "ModelShape", "NameMap", "Parameter", "Shard"]
+__all__ = ["FAMILIES", "ModelShape", "NameMap", "Parameter", "Shard", "with_global_expert"]
 
-FAMILIES: dict[str, list[Entry]] = {"llama": llama.TABLE, "qwen2": qwen2.TABLE, "qwen3": qwen3.TABLE}
+FAMILIES: dict[str, list[Entry]] = {
+    "deepseek_v3": deepseek_v3.TABLE,
+    "glm4": glm4.TABLE,
+    "glm4_moe": glm4_moe.TABLE,
+    "glm4_moe_lite": deepseek_v3.TABLE,
+    "kimi_k2": deepseek_v3.TABLE,
+    "llama": llama.TABLE,
+    "qwen2": qwen2.TABLE,
+    "qwen3": qwen3.TABLE,
+    "qwen3_moe": qwen3_moe.TABLE,
+}
 """By `model_type` of the Hugging Face config."""
+
+_LOCAL_EXPERT = re.compile(r"(\.mlp\.experts\.(?:local_experts\.|linear_fc[12]\.weight))(\d+)")
+
+
+def with_global_expert(megatron_name: str, first_expert: int) -> str:
+    """The parameter's name with its expert, if it has one, counted over the whole model.
+
+    Args:
+        first_expert: of this expert-parallel rank.
+    """
+    return _LOCAL_EXPERT.sub(lambda found: f"{found[1]}{first_expert + int(found[2])}", megatron_name, count=1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Parameter:
-    """An entry of one layer: a Megatron parameter and its Hugging Face tensors."""
+    """An entry of one layer (and expert): a Megatron parameter and its Hugging Face tensors."""
 
     hf_names: tuple[str, ...]
     entry: Entry
@@ -58,16 +80,19 @@ class NameMap:
             if shape.tied and entry is llama.HEAD:
                 # Only a pipeline's last stage has it: a copy of the embedding.
                 entry = dataclasses.replace(entry, hf=llama.EMBEDDING.hf, exported=False)
-            per_layer = "{layer}" in entry.hf[0]
-            for layer in range(shape.num_layers if per_layer else 1):
-                hf_names = tuple(name.format(layer=layer) for name in entry.hf)
-                parameter = Parameter(hf_names, entry, shape)
-                self._parameters.update({name.format(layer=layer): parameter for name in entry.megatron})
-                if entry.exported:
-                    self.hf_names.extend(hf_names)
+            for layer in range(shape.num_layers if "{layer}" in entry.hf[0] else 1):
+                if not entry.present(shape, layer):
+                    continue
+                for expert in range(shape.num_experts if entry.is_expert else 1):
+                    hf_names = tuple(name.format(layer=layer, expert=expert) for name in entry.hf)
+                    parameter = Parameter(hf_names, entry, shape)
+                    for name in entry.megatron:
+                        self._parameters[name.format(layer=layer, expert=expert)] = parameter
+                    if entry.exported:
+                        self.hf_names.extend(hf_names)
 
     def __getitem__(self, megatron_name: str) -> Parameter:
-        """The parameter of this name, with the layer counted over the whole model.
+        """The parameter of this name, with layer and expert counted over the whole model.
 
         Raises:
             ConfigError: the family has no such parameter.

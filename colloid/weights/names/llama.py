@@ -23,19 +23,20 @@ ATTENTION = [
     ),
     Entry((HF_LAYER + "self_attn.o_proj.weight",), (LAYER + "self_attention.linear_proj.weight",), SAME, Shard.COLUMNS),
 ]
+MLP_NORM = Entry(
+    (HF_LAYER + "post_attention_layernorm.weight",),
+    (LAYER + "pre_mlp_layernorm.weight", LAYER + "mlp.linear_fc1.layer_norm_weight"),
+    SAME,
+)
+DOWN = Entry((HF_LAYER + "mlp.down_proj.weight",), (LAYER + "mlp.linear_fc2.weight",), SAME, Shard.COLUMNS)
 MLP = [
-    Entry(
-        (HF_LAYER + "post_attention_layernorm.weight",),
-        (LAYER + "pre_mlp_layernorm.weight", LAYER + "mlp.linear_fc1.layer_norm_weight"),
-        SAME,
-    ),
     Entry(
         (HF_LAYER + "mlp.gate_proj.weight", HF_LAYER + "mlp.up_proj.weight"),
         (LAYER + "mlp.linear_fc1.weight",),
         GATE_UP,
         Shard.GATED_ROWS,
     ),
-    Entry((HF_LAYER + "mlp.down_proj.weight",), (LAYER + "mlp.linear_fc2.weight",), SAME, Shard.COLUMNS),
+    DOWN,
 ]
 
-TABLE = [EMBEDDING, *ATTENTION, *MLP, FINAL_NORM, HEAD]
+TABLE = [EMBEDDING, *ATTENTION, MLP_NORM, *MLP, FINAL_NORM, HEAD]

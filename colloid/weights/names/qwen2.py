@@ -10,4 +10,4 @@ QKV_BIAS = Entry(
     Shard.ROWS,
 )
 
-TABLE = [llama.EMBEDDING, *llama.ATTENTION, QKV_BIAS, *llama.MLP, llama.FINAL_NORM, llama.HEAD]
+TABLE = [llama.EMBEDDING, *llama.ATTENTION, QKV_BIAS, llama.MLP_NORM, *llama.MLP, llama.FINAL_NORM, llama.HEAD]

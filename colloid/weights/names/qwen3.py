@@ -10,4 +10,4 @@ QK_NORMS = [
     for x in "qk"
 ]
 
-TABLE = [llama.EMBEDDING, *llama.ATTENTION, *QK_NORMS, *llama.MLP, llama.FINAL_NORM, llama.HEAD]
+TABLE = [llama.EMBEDDING, *llama.ATTENTION, *QK_NORMS, llama.MLP_NORM, *llama.MLP, llama.FINAL_NORM, llama.HEAD]

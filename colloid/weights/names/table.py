@@ -1,8 +1,9 @@
 """What a model family's name table is made of. A table is read in both directions: loading merges Hugging Face tensors
 into Megatron's, sync and export split Megatron's into Hugging Face's.
 
-An entry stands for one Megatron parameter (of every layer, where its names hold `{layer}`). How the parameter is cut
-over tensor-parallel ranks is a property of the entry.
+An entry stands for one Megatron parameter: of every layer, where its names hold `{layer}`, and of every expert, where
+they hold `{expert}`. How the parameter is cut over tensor-parallel ranks is a property of the entry; experts, which are
+cut over the ranks of expert tensor parallelism and dealt out over those of expert parallelism, say so too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ class ModelShape:
     padded_vocab_size: int
     tied: bool
     """The output projection is the embedding."""
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    q_lora: bool = False
+    """Latent attention whose queries have a latent too."""
+    num_experts: int = 0
+    expert_layers: tuple[bool, ...] = ()
+    """Of each layer, whether it has experts; empty: none has."""
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the layer's MLP is a mixture of experts."""
+        return bool(self.expert_layers) and self.expert_layers[layer]
 
 
 class Shard(enum.Enum):
@@ -56,6 +68,9 @@ class Shard(enum.Enum):
         return torch.cat(list(parts), 1 if self is Shard.COLUMNS else 0)
 
 
+Present = Callable[[ModelShape, int], bool]
+"""(the model, a layer of it) -> whether that layer has the parameter."""
+
 Merge = Callable[[Sequence[torch.Tensor], ModelShape], torch.Tensor]
 Split = Callable[[torch.Tensor, ModelShape], Sequence[torch.Tensor]]
 
@@ -79,6 +94,12 @@ class Entry:
     shard: Shard = Shard.REPLICATED
     exported: bool = True
     """False: a copy of what another entry exports."""
+    present: Present = lambda shape, layer: True
+
+    @property
+    def is_expert(self) -> bool:
+        """Whether it belongs to one of the routed experts."""
+        return "{expert}" in self.hf[0]
 
 
 def _merge_qkv(tensors: Sequence[torch.Tensor], shape: ModelShape) -> torch.Tensor:
