@@ -15,6 +15,7 @@ from colloid.checkpoints import check_save_directory, read_meta, write_checkpoin
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
+from colloid.config.layout import data_parallel_rank
 from colloid.engines.control import EngineControl
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
@@ -64,9 +65,10 @@ class Run:
         return self._wait([reference], f"rollout {rollout_id}")[0]
 
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
-        """Trains on a rollout; each rank receives its own part only."""
+        """Trains on a rollout; each rank receives its data-parallel part only."""
         references = [
-            worker.train.remote(rollout_id, batch) for worker, batch in zip(self._workers, rollout.batches, strict=True)
+            worker.train.remote(rollout_id, rollout.batches[data_parallel_rank(self.args, rank)])
+            for rank, worker in enumerate(self._workers)
         ]
         return self._wait(references, f"trainer ranks on rollout {rollout_id}")[0]
 

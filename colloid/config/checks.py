@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import derive, sglang
+from colloid.config import layout, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -132,26 +132,6 @@ def _clip(args: Args) -> str | None:
     return None
 
 
-def _data_parallel(args: Args) -> str | None:
-    if args.global_batch_size < args.world_size:
-        return (
-            f"--global-batch-size {args.global_batch_size} is less than the number of trainer ranks "
-            f"{args.actor_num_nodes} × {args.actor_num_gpus_per_node} = {args.world_size}: some would be idle"
-        )
-    return None
-
-
-def _model_parallel(args: Args) -> str | None:
-    size = derive.model_parallel_size(args)
-    if args.world_size % size:
-        return (
-            f"{args.actor_num_nodes} nodes × {args.actor_num_gpus_per_node} = {args.world_size} trainer ranks are no "
-            f"multiple of tensor {args.tensor_model_parallel_size} × pipeline {args.pipeline_model_parallel_size} × "
-            f"context {args.context_parallel_size} = {size}"
-        )
-    return None
-
-
 def _over_sampling(args: Args) -> str | None:
     if args.over_sampling_batch_size < args.rollout_batch_size:
         return (
@@ -211,26 +191,17 @@ def _engine_precision(args: Args) -> str | None:
     return None
 
 
-def _heads(args: Args) -> str | None:
-    heads, groups = args.num_attention_heads, args.num_query_groups
-    if heads and groups and heads % groups:
-        return f"--num-attention-heads {heads} is not a multiple of --num-query-groups {groups}"
-    return None
-
-
 RULES: tuple[Rule, ...] = (
+    *layout.RULES,
     _set_by_colloid,
     _context,
     _greedy,
     _clip,
-    _model_parallel,
-    _data_parallel,
     _over_sampling,
     _schedule,
     _template_kwargs,
     _dynamic_batch,
     _engine_precision,
-    _heads,
 )
 RUN_RULES: tuple[Rule, ...] = (_entry, _model_options, _model_family, _backend, _prompt_data, _eval_data, _hook_files)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
+from colloid.config.layout import model_parallel_size
 from colloid.errors import ConfigError
 
 
@@ -53,11 +54,6 @@ def resolve_devices(args: Args) -> None:
     if "bf16" not in args.given:
         args.bf16 = args.device == "cuda"
     args.params_dtype = "bfloat16" if args.bf16 else "float32"
-
-
-def model_parallel_size(args: Args) -> int:
-    """Ranks that hold one copy of the model's sequence: tensor × pipeline × context."""
-    return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
 
 
 def resolve_batch_sizes(args: Args) -> None:

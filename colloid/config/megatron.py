@@ -76,6 +76,10 @@ USED: dict[str, tuple | None] = {
     "check_for_nan_in_loss_and_grad": None,
     "ddp_bucket_size": None,
     "recompute_activations": None,
+    "num_layers_per_virtual_pipeline_stage": None,
+    "num_virtual_stages_per_pipeline_rank": None,
+    "decoder_first_pipeline_num_layers": None,
+    "decoder_last_pipeline_num_layers": None,
     "deterministic_mode": None,
     "use_mcore_models": None,
     "use_dist_ckpt": None,
@@ -103,28 +107,39 @@ PASSED_ON = frozenset(
         "check_for_large_grads",
         "check_for_nan_in_grad",
         "clone_scatter_output_in_embedding",
+        "context_parallel_size",
         "disable_bf16_reduced_precision_matmul",
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
         "fp32_residual_connection",
         "grad_reduce_in_fp32",
         "gradient_accumulation_fusion",
         "gradient_reduce_div_fusion",
         "masked_softmax_fusion",
+        "microbatch_group_size_per_virtual_pipeline_stage",
         "min_lr",
+        "num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage",
         "optimizer",
         "overlap_grad_reduce",
+        "overlap_p2p_comm",
         "overlap_param_gather",
         "pad_buckets_for_high_nccl_busbw",
         "persist_layer_norm",
+        "pipeline_model_parallel_size",
         "qk_layernorm",
         "recompute_granularity",
         "recompute_method",
         "recompute_modules",
         "recompute_num_layers",
+        "sequence_parallel",
         "sgd_momentum",
         "store_param_remainders",
+        "tensor_model_parallel_size",
         "transformer_impl",
         "use_te_activation_func",
         "use_distributed_optimizer",
+        "virtual_pipeline_model_parallel_size",
         "weight_decay",
     ]
 )
@@ -247,6 +262,10 @@ def transformer_fields(args: Args) -> dict[str, Any]:
         fields["recompute_granularity"] = "selective"
     if args.deterministic:
         fields["deterministic_mode"] = True
+    fields.pop("overlap_p2p_comm", None)
+    if args.virtual_pipeline_model_parallel_size:
+        # Only an interleaved schedule can overlap; with two stages it has to.
+        fields |= {"overlap_p2p_comm": args.overlap_p2p_comm, "batch_p2p_comm": not args.overlap_p2p_comm}
     if args.device == "cpu":
         fields.pop("attention_backend", None)
     return fields

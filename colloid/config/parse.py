@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import checks, derive, model, rundir
+from colloid.config import checks, derive, layout, model, rundir
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -70,6 +70,10 @@ _READ_BY_PARSING = [
     "ckpt_format",
     "normalization",
     "position_embedding_type",
+    "num_layers_per_virtual_pipeline_stage",
+    "num_virtual_stages_per_pipeline_rank",
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -104,6 +108,7 @@ def resolve(args: Args) -> None:
     derive.resolve_schedule(args)
     model.resolve_load(args)
     model.resolve_model(args)
+    layout.resolve_layout(args)
     rundir.resolve_run_directory(args)
     if args.deterministic:
         args.sglang_enable_deterministic_inference = True

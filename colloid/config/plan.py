@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
-from colloid.config.derive import model_parallel_size
+from colloid.config.layout import data_parallel_size
 from colloid.config.tables import tables
 
 
@@ -72,7 +72,7 @@ def _layout(args: Args) -> str:
         "TP": args.tensor_model_parallel_size,
         "PP": args.pipeline_model_parallel_size,
         "CP": args.context_parallel_size,
-        "DP": args.world_size // model_parallel_size(args),
+        "DP": data_parallel_size(args),
         "EP": args.expert_model_parallel_size,
     }
     return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "not parallel"
