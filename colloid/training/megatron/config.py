@@ -19,7 +19,7 @@ def transformer_config(args: Any) -> TransformerConfig:
     """The configuration of the model that `args` describes, `MLATransformerConfig` if its attention has latents.
 
     Raises:
-        ConfigError: an expert router or a rotary scaling that Megatron computes otherwise than the model.
+        ConfigError: an expert router that Megatron computes otherwise than the model.
     """
     fields = dict(transformer_fields(args))
     dtype = DTYPES[args.params_dtype]

@@ -20,8 +20,6 @@ from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from colloid.errors import ConfigError
-from colloid.models.hf import rope_parameters
 from colloid.training.megatron import cpu
 
 if cpu.installed():
@@ -31,44 +29,26 @@ if cpu.installed():
     multi_latent_attention.YarnRotaryEmbedding = functools.partial(YarnRotaryEmbedding, use_cpu_initialization=True)
 
 
+FIELDS = (
+    "kv_lora_rank",
+    "mscale",
+    "mscale_all_dim",
+    "q_lora_rank",
+    "qk_head_dim",
+    "qk_pos_emb_head_dim",
+    "rope_type",
+    "rotary_base",
+    "rotary_percent",
+    "rotary_scaling_factor",
+    "v_head_dim",
+)
+YARN_FIELDS = ("beta_fast", "beta_slow", "original_max_position_embeddings")
+
+
 def latent_attention_fields(args: Any) -> dict[str, Any]:
-    """Fields of `MLATransformerConfig`.
-
-    Raises:
-        ConfigError: a kind of rotary scaling that is not supported.
-    """
-    return {
-        "multi_latent_attention": True,
-        "q_lora_rank": args.q_lora_rank,
-        "kv_lora_rank": args.kv_lora_rank,
-        "qk_head_dim": args.qk_head_dim,
-        "qk_pos_emb_head_dim": args.qk_pos_emb_head_dim,
-        "v_head_dim": args.v_head_dim,
-        "rotary_base": args.rotary_base,
-        "rotary_percent": 1.0,
-        **_rope_fields(args.hf_config),
-    }
-
-
-def _rope_fields(hf_config: dict[str, Any]) -> dict[str, Any]:
-    rope = rope_parameters(hf_config)
-    kind = rope["rope_type"]
-    if kind == "default":
-        # The scale of the softmax looks at these for every kind; Megatron's default factor is 40.
-        return {"rope_type": "rope", "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
-    if kind != "yarn":
-        raise ConfigError(
-            f"rope scaling of type {kind!r} is not supported with latent attention; supported are default and yarn"
-        )
-    return {
-        "rope_type": "yarn",
-        "rotary_scaling_factor": float(rope["factor"]),
-        "original_max_position_embeddings": rope["original_max_position_embeddings"],
-        "beta_fast": rope.get("beta_fast") or 32,
-        "beta_slow": rope.get("beta_slow") or 1,
-        "mscale": rope.get("mscale", 1.0),
-        "mscale_all_dim": rope.get("mscale_all_dim", 0.0),
-    }
+    """Fields of `MLATransformerConfig`; those of the scaling follow from the model like all others."""
+    names = FIELDS + (YARN_FIELDS if args.rope_type == "yarn" else ())
+    return {"multi_latent_attention": True} | {name: getattr(args, name) for name in names}
 
 
 class LatentAttention(MLASelfAttention):
