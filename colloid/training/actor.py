@@ -23,6 +23,8 @@ from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.megatron import checkpoint, parallel, step
+from colloid.training.megatron.checkpoint_fit import is_torch_dist
+from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
 from colloid.training.megatron.shards import weight_coordinates
@@ -30,6 +32,7 @@ from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
 from colloid.training.reference import ReferenceModel
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
+from colloid.weights.hf_directory import write_hf_directory
 from colloid.weights.hf_loader import HFCheckpoint, load_parameters
 from colloid.weights.tensor_transport import EngineUpdate, checksum
 
@@ -56,7 +59,7 @@ class Actor:
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         self.args = args
-        layout = parallel.Layout(
+        self._layout = parallel.Layout(
             tensor=args.tensor_model_parallel_size,
             pipeline=args.pipeline_model_parallel_size,
             virtual_pipeline=args.virtual_pipeline_model_parallel_size,
@@ -68,12 +71,13 @@ class Actor:
             rank,
             world_size,
             init_method,
-            layout,
+            self._layout,
             seed=args.seed,
             device=args.device,
             timeout_minutes=args.distributed_timeout_minutes,
         )
         self._weight_version = 0
+        self._writer = CheckpointWriter()
         self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
 
@@ -96,7 +100,15 @@ class Actor:
         if not args.resume_from:
             return StartState(0, self._weight_version)
         directory = Path(args.resume_from) / "trainer"
-        trained = checkpoint.load(directory, self._chunks, self._optimizer, self._scheduler)
+        trained = checkpoint.load(
+            directory,
+            self._chunks,
+            self._optimizer,
+            self._scheduler,
+            self._layout,
+            with_optimizer=not args.no_load_optim,
+            with_rng=not args.no_load_rng,
+        )
         self._weight_version = trained.weight_version
         logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
         return StartState(trained.rollout_id + 1, trained.weight_version)
@@ -140,10 +152,26 @@ class Actor:
         return metrics
 
     def save(self, directory: str, rollout_id: int) -> None:
-        """Writes this rank's part of a checkpoint into an existing directory."""
-        optimizer = None if self.args.no_save_optim else self._optimizer
-        state = checkpoint.Trained(rollout_id, self._weight_version)
-        checkpoint.save(Path(directory), state, self._chunks, optimizer, self._scheduler)
+        """Writes this rank's part of a checkpoint into an existing directory.
+
+        With --async-save it returns once everything is copied, see `CheckpointWriter.save`.
+        """
+        args = self.args
+        checkpoint.save(
+            self._writer,
+            Path(directory),
+            checkpoint.Trained(rollout_id, self._weight_version),
+            self._chunks,
+            None if args.no_save_optim else self._optimizer,
+            self._scheduler,
+            self._layout,
+            with_rng=not args.no_save_rng,
+            background=bool(args.async_save),
+        )
+
+    def export_hf(self, directory: str) -> None:
+        """Writes the weights as a Hugging Face directory, with the config and tokenizer of `--hf-checkpoint`."""
+        write_hf_directory(Path(directory), self._export(), Path(self.args.hf_checkpoint), sends=dist.get_rank() == 0)
 
     def update_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> dict[str, float]:
         """Sends the weights to every engine as the next version, bucket by bucket.
@@ -185,11 +213,15 @@ class Actor:
         return {name: checksum(tensor) for name, tensor in self._export()}
 
     def close(self) -> None:
-        """Leaves the world of ranks."""
+        """Leaves the world of ranks, once a checkpoint that is being written is."""
+        self._writer.wait()
         parallel.shutdown()
 
     def _load_weights(self, place: str) -> None:
-        load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
+        if is_torch_dist(Path(place)):
+            checkpoint.load_weights(Path(place), self._chunks)
+        else:
+            load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
     def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
         """This rank's part of the micro-batches of each step."""

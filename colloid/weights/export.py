@@ -1,10 +1,10 @@
-"""The model's weights as named Hugging Face tensors, from any layout of the ranks, one round of bounded size at a time.
+"""The weights as named Hugging Face tensors, from any layout of the ranks, one round of bounded size at a time.
 
-A plan is made once: what each rank holds is announced (names and shapes), every Megatron parameter that is exported gets
-the ranks that its shards come from, and the parameters are dealt into rounds in the order of the name table. In a round
-each rank that holds shards sends them to the receiving rank in one message; the receiver joins them, one parameter at a
-time. So tensor, pipeline and expert parallelism are the same thing here, copies (data and context parallelism, a tied
-head) send nothing, and no rank ever holds more than a round besides its own shards.
+A plan is made once: what each rank holds is announced (names and shapes), every Megatron parameter that is exported
+gets the ranks that its shards come from, and the parameters are dealt into rounds in the order of the name table. In a
+round each rank that holds shards sends them to the receiving rank in one message; the receiver joins them, one
+parameter at a time. So tensor, pipeline and expert parallelism are the same thing here, copies (data and context
+parallelism, a tied head) send nothing, and no rank ever holds more than a round besides its own shards.
 
 Weight sync, checksums and the export to a directory all read this one generator.
 """
@@ -103,8 +103,8 @@ def make_plan(
 class Exporter:
     """Yields (Hugging Face name, whole tensor) of the model on the receiving rank, and nothing on the others.
 
-    Making one is collective over all ranks, and so is each pass: every rank has to exhaust the iterator. The tensors may
-    be views of parameters; they are good until the next one is taken, unless they are kept.
+    Making one is collective over all ranks, and so is each pass: every rank has to exhaust the iterator. The tensors
+    may be views of parameters, or of what was received in a round.
 
     Args:
         max_bytes: of a round.

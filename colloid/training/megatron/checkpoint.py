@@ -1,44 +1,41 @@
-"""The trainer's part of a checkpoint.
+"""The trainer's part of a checkpoint, loadable under any layout of the ranks.
 
     common.pt  metadata.json  .metadata  *.distcp    model and optimizer, in Megatron's torch_dist format
     rank_00000.pt                                    random states of a rank
-    trainer.json                                     rollout, weight version, schedule
+    trainer.json                                     rollout, weight version, schedule, layout
     checksums.json                                   size and xxh3_128 of each file above
 
 Loading checks every file first, so that a damaged one is named rather than half loaded. Nothing is unpickled beyond
 what torch's `weights_only` admits, the index of torch_dist apart.
+
+The optimizer's state is saved by parameter (`fully_reshardable`), never by rank, so that it fits any layout too.
 """
 
 from __future__ import annotations
 
 import json
-import queue
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-import xxhash
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from torch.distributed.checkpoint.api import CheckpointException
 
-from colloid.errors import CheckpointError
+from colloid.errors import CheckpointError, ConfigError
+from colloid.training.megatron import random_states
+from colloid.training.megatron.checkpoint_files import CHECKSUMS_FILE, check_files
+from colloid.training.megatron.checkpoint_fit import check_fit
+from colloid.training.megatron.checkpoint_write import CheckpointWriter, last_line
 from colloid.training.megatron.model import unwrap
+from colloid.training.megatron.parallel import Layout
 
 STATE_FILE = "trainer.json"
-CHECKSUMS_FILE = "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -51,42 +48,48 @@ class Trained:
 
 
 def save(
+    writer: CheckpointWriter,
     directory: Path,
     state: Trained,
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer | None,
-    scheduler: OptimizerParamScheduler,
+    scheduler: OptimizerParamScheduler | None,
+    layout: Layout,
+    *,
+    with_rng: bool = True,
+    background: bool = False,
 ) -> None:
     """Writes into an existing directory, from all ranks at once.
 
     Args:
         optimizer: None leaves its state out.
+        scheduler: None where nothing was trained (a converted model).
+        background: see `CheckpointWriter.save`.
 
     Raises:
         CheckpointError: a file could not be written. Names the directory.
     """
-    try:
-        sharded = _sharded_state(chunks, optimizer, is_loading=False)
-        dist_checkpointing.save(sharded, str(directory), InProcessSave("torch_dist", 1, thread_count=1))
-        torch.save(_random_states(), directory / _rank_file())
+
+    def extra() -> None:
+        if with_rng:
+            torch.save(random_states.get_states(), directory / _rank_file())
         if dist.get_rank() == 0:
             saved = {
                 "rollout_id": state.rollout_id,
                 "weight_version": state.weight_version,
                 "optimizer": optimizer is not None,
-                "scheduler": scheduler.state_dict(),
+                "distributed_optimizer": chunks[0].ddp_config.use_distributed_optimizer,
+                "scheduler": scheduler.state_dict() if scheduler else None,
+                "layout": _describe(layout),
             }
             (directory / STATE_FILE).write_text(json.dumps(saved, indent=1))
         dist.barrier()
-        files = sorted(path for path in directory.iterdir() if path.name != CHECKSUMS_FILE)
-        checksums = _over_ranks(files, _file_checksum)
-        if dist.get_rank() == 0:
-            (directory / CHECKSUMS_FILE).write_text(json.dumps(checksums, indent=1))
-        dist.barrier()
-    except (OSError, CheckpointingException, CheckpointException) as error:
-        raise CheckpointError(
-            f"the trainer's state could not be written to {directory}: {_last_line(error)}"
-        ) from error
+
+    try:
+        sharded = _sharded_state(chunks, optimizer, is_loading=False)
+        writer.save(directory, sharded, extra, background=background)
+    except (OSError, CheckpointError, CheckpointingException, CheckpointException) as error:
+        raise CheckpointError(f"the trainer's state could not be written to {directory}: {last_line(error)}") from error
 
 
 def load(
@@ -94,83 +97,72 @@ def load(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     scheduler: OptimizerParamScheduler,
+    layout: Layout,
+    *,
+    with_optimizer: bool = True,
+    with_rng: bool = True,
 ) -> Trained:
-    """Restores what `save` wrote, on all ranks at once.
+    """Restores what `save` wrote under this or another layout, on all ranks at once.
 
-    A checkpoint without optimizer state leaves the optimizer as it is at the start of a run. Ranks that the saving run
-    did not have keep their random states.
+    A checkpoint without optimizer state, or `with_optimizer=False`, leaves the optimizer as it is at the start of a
+    run; the latter leaves the schedule of the learning rate at its start too, as Megatron does. Random states belong to
+    a rank of a layout: under another one the ranks keep those of the seed.
 
     Raises:
-        CheckpointError: a file is missing, cut off or altered, or the model is another one. Names the file.
+        CheckpointError: a file is missing, cut off or altered. Names the file.
+        ConfigError: the model is another one. Names the first tensors that differ.
     """
-    _check_files(directory)
+    check_files(directory)
     saved = json.loads((directory / STATE_FILE).read_text())
-    sharded = _sharded_state(chunks, optimizer if saved["optimizer"] else None, is_loading=True)
-    try:
-        loaded = dist_checkpointing.load(sharded, str(directory))
-    except (CheckpointingException, CheckpointException, RuntimeError, KeyError) as error:
-        raise CheckpointError(f"{directory} does not fit this run's model: {_last_line(error)}") from error
-    for row, chunk in enumerate(chunks):
-        unwrap(chunk).load_state_dict(loaded[_model_key(row, chunks)])
+    distributed = chunks[0].ddp_config.use_distributed_optimizer
+    with_state = with_optimizer and saved["optimizer"]
+    if with_state and saved.get("distributed_optimizer", distributed) != distributed:
+        raise ConfigError(
+            f"{directory} was saved {'without' if distributed else 'with'} --use-distributed-optimizer, whose state is "
+            "another one: go on as it was saved, or start the optimizer anew with --no-load-optim"
+        )
     # The distributed optimizer copies into parameters that require gradients.
     with torch.no_grad():
-        if saved["optimizer"]:
-            optimizer.load_state_dict(loaded["optimizer"])
-        else:
+        _load_state(directory, chunks, optimizer if with_state else None)
+        if not with_state:
             optimizer.reload_model_params()
-    scheduler.load_state_dict(saved["scheduler"])
-    if (directory / _rank_file()).exists():
-        _set_random_states(torch.load(directory / _rank_file(), weights_only=True))
+    if with_optimizer and saved["scheduler"]:
+        scheduler.load_state_dict(saved["scheduler"])
+    if with_rng and saved.get("layout", _describe(layout)) == _describe(layout) and (directory / _rank_file()).exists():
+        random_states.set_states(torch.load(directory / _rank_file(), weights_only=True))
     return Trained(saved["rollout_id"], saved["weight_version"])
 
 
-class InProcessSave(TorchDistSaveShardedStrategy):
-    """Megatron's strategy, but files are written by this process.
+def load_weights(directory: Path, chunks: list[DistributedDataParallel]) -> None:
+    """Loads the model alone, from a checkpoint of any run, of the converter or of Megatron itself. Collective.
 
-    The original forks (which can hang in a process with Ray's threads) and keeps a manager process for the results
-    (which would outlive a killed trainer).
+    Raises:
+        CheckpointError, ConfigError: as in `load`.
     """
-
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
-        filesystem_async._results_queue = queue.SimpleQueue()
-        return super().async_save(sharded_state_dict, checkpoint_dir)
-
-    def _get_save_and_finalize_callbacks(self, writer: Any, save_state_dict_ret: Any) -> AsyncRequest:
-        request = super()._get_save_and_finalize_callbacks(writer, save_state_dict_ret)
-        if request.async_fn is None:
-            return request
-        transforms = request.async_fn.args[0]
-        return request._replace(async_fn=lambda _rank, buckets, results: _write(transforms, buckets, results))
+    if (directory / CHECKSUMS_FILE).exists():
+        check_files(directory)
+    with torch.no_grad():
+        _load_state(directory, chunks, None)
 
 
-def _write(transforms: list[Any], buckets: list[Any], results: queue.SimpleQueue) -> None:
-    """Writes each bucket's file; puts {bucket: results}, or the exception, where Megatron looks for it."""
-    written: dict[int, Any] = {}
-    for number, bucket in enumerate(buckets):
-        answers, running = queue.SimpleQueue(), queue.Queue()
-        running.put(number)
-        filesystem_async.FileSystemWriterAsync.write_preloaded_data(
-            transforms, number, bucket, answers, running, use_fsync=True
-        )
-        answer = answers.get_nowait()[1]
-        if isinstance(answer, Exception):
-            results.put(answer)
-            return
-        written[number] = answer
-    results.put(written)
-
-
-def _last_line(error: BaseException) -> str:
-    """What went wrong, without the tracebacks and listings that Megatron and torch put into a message."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [repr(error)]
-    return lines[-1][:300]
+def _load_state(directory: Path, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer | None) -> None:
+    model = _sharded_state(chunks, None, is_loading=True)
+    check_fit(directory, model, unwrap(chunks[0]).true_vocab_size)
+    sharded = _sharded_state(chunks, optimizer, is_loading=True)
+    try:
+        loaded = dist_checkpointing.load(sharded, str(directory))
+    except (CheckpointingException, CheckpointException, RuntimeError, KeyError) as error:
+        raise CheckpointError(f"{directory} does not fit this run's model: {last_line(error)}") from error
+    for row, chunk in enumerate(chunks):
+        unwrap(chunk).load_state_dict(loaded[_model_key(row, chunks)])
+    if optimizer is not None:
+        optimizer.load_state_dict(loaded["optimizer"])
 
 
 def _sharded_state(
     chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer | None, *, is_loading: bool
 ) -> dict[str, Any]:
     metadata = {
-        # Any layout can load it.
         "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
@@ -188,68 +180,9 @@ def _model_key(row: int, chunks: list[Any]) -> str:
     return f"model{row}" if len(chunks) > 1 else "model"
 
 
+def _describe(layout: Layout) -> dict[str, Any]:
+    return asdict(layout) | {"world_size": dist.get_world_size()}
+
+
 def _rank_file() -> str:
     return f"rank_{dist.get_rank():05d}.pt"
-
-
-def _random_states() -> dict[str, Any]:
-    version, numbers, gauss = random.getstate()
-    kind, keys, position, has_gauss, cached = np.random.get_state()
-    return {
-        "python": [version, list(numbers), gauss],
-        "numpy": [kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state(),
-        "tracker": get_cuda_rng_tracker().get_states(),
-    }
-
-
-def _set_random_states(states: dict[str, Any]) -> None:
-    version, numbers, gauss = states["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
-    torch.cuda.set_rng_state(states["cuda"])
-    torch.set_rng_state(states["torch"])
-    get_cuda_rng_tracker().set_states(states["tracker"])
-
-
-def _file_checksum(path: Path) -> dict[str, Any]:
-    digest, size = xxhash.xxh3_128(), 0
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-            size += len(block)
-    return {"size": size, "xxh3_128": digest.hexdigest()}
-
-
-def _over_ranks(files: list[Path], function: Callable[[Path], Any]) -> dict[str, Any]:
-    """`function` of each file, by name; the files are dealt out to the ranks. Collective."""
-    mine = {path.name: function(path) for path in files[dist.get_rank() :: dist.get_world_size()]}
-    everyones: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyones, mine)
-    return {name: value for part in everyones for name, value in part.items()}
-
-
-def _check_files(directory: Path) -> None:
-    """
-    Raises:
-        CheckpointError: names the first file that is missing or is not as it was written. The same on all ranks.
-    """
-    path = directory / CHECKSUMS_FILE
-    try:
-        expected = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read, so this is not a whole checkpoint: {error}") from error
-
-    def problem(file: Path) -> str | None:
-        if not file.exists():
-            return "is missing"
-        wanted = expected[file.name]
-        if file.stat().st_size != wanted["size"]:
-            return f"has {file.stat().st_size} bytes where {wanted['size']} were written: it is cut off"
-        return None if _file_checksum(file) == wanted else "is not what was written: its checksum differs"
-
-    for name, text in sorted(_over_ranks([directory / name for name in sorted(expected)], problem).items()):
-        if text is not None:
-            raise CheckpointError(f"checkpoint file {directory / name} {text}. Load an earlier checkpoint")
