@@ -12,15 +12,49 @@ Invariants:
 3. A micro-batch has at most `micro_batch_size` samples, or at most `max_tokens` tokens (a longer sample alone).
 4. Where there are fewer samples than micro-batches to fill, a rank gets fillers: copies of a short sample with mask 0
    and loss weight 0, which take part in no sum.
+5. The packs for log-probs alone, where there are any, hold the same rows of the same step as the rank's
+   micro-batches, keep 2, and 3 with a budget of their own.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from colloid.data.batch import RankBatch, RolloutBatch, StepTotals
 from colloid.data.columns import count_rollouts
-from colloid.data.packing import deal, pack_by_count, pack_by_tokens
+from colloid.data.packing import deal, pack_by_count, pack_by_tokens, split_packs
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What bounds a micro-batch: one of its samples and its tokens.
+
+    Raises:
+        ValueError: not exactly one of the two is given, or a bound is less than 1.
+    """
+
+    micro_batch_size: int | None = None
+    max_tokens: int | None = None
+    """Of the ranks that share a sequence together: with context parallelism, that many times the budget of one."""
+    log_probs_max_tokens: int | None = None
+    """As `max_tokens`, where only log-probs are computed; None: the same packs."""
+    length_multiple: int = 1
+    """A sequence takes up its length rounded up to a multiple of this (context parallelism pads it)."""
+
+    def __post_init__(self) -> None:
+        if (self.micro_batch_size is None) == (self.max_tokens is None):
+            raise ValueError(
+                f"give one of micro_batch_size ({self.micro_batch_size}) and max_tokens ({self.max_tokens})"
+            )
+        for name, value in vars(self).items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; it is at least 1")
+
+    def padded(self, lengths: np.ndarray) -> np.ndarray:
+        """int64 [N]: the tokens that sequences take up."""
+        return -(-lengths // self.length_multiple) * self.length_multiple
 
 
 def build_rank_batches(
@@ -28,47 +62,43 @@ def build_rank_batches(
     *,
     data_parallel_size: int,
     num_steps: int,
-    micro_batch_size: int | None,
-    max_tokens: int | None,
+    bounds: Bounds,
     has_gradient: np.ndarray,
+    costs: np.ndarray | None = None,
 ) -> list[RankBatch]:
     """One `RankBatch` for each data-parallel rank.
 
     Args:
         batch: the whole rollout.
         num_steps: optimizer steps, as in `batch.steps`.
-        micro_batch_size: samples in a micro-batch; None where `max_tokens` bounds its tokens instead.
         has_gradient: bool [B]; False where the loss of a sample is exactly zero whatever the policy, so that it needs
             no forward and backward.
+        costs: int64 [B], not falling where lengths rise: what is spread evenly over micro-batches and ranks, within
+            the bounds. None: the tokens.
 
     Raises:
-        ValueError: not exactly one of the two bounds is given, or an array does not fit the batch.
+        ValueError: an array does not fit the batch.
     """
-    if (micro_batch_size is None) == (max_tokens is None):
-        raise ValueError(f"give one of micro_batch_size ({micro_batch_size}) and max_tokens ({max_tokens})")
     has_gradient = np.asarray(has_gradient, dtype=bool)
-    if has_gradient.shape != (batch.num_samples,):
-        raise ValueError(f"has_gradient has the shape {list(has_gradient.shape)} for {batch.num_samples} samples")
+    costs = bounds.padded(batch.lengths) if costs is None else np.asarray(costs, dtype=np.int64)
+    for name, values in (("has_gradient", has_gradient), ("costs", costs)):
+        if values.shape != (batch.num_samples,):
+            raise ValueError(f"{name} has the shape {list(values.shape)} for {batch.num_samples} samples")
     if batch.num_samples and not 0 <= int(batch.steps.min()) <= int(batch.steps.max()) < num_steps:
         raise ValueError(f"the batch has the steps {np.unique(batch.steps).tolist()}, and num_steps is {num_steps}")
     plans = [
-        _plan_step(
-            np.flatnonzero((batch.steps == step) & has_gradient),
-            batch,
-            data_parallel_size,
-            micro_batch_size,
-            max_tokens,
-        )
+        _plan_step(np.flatnonzero((batch.steps == step) & has_gradient), batch, data_parallel_size, bounds, costs)
         for step in range(num_steps)
     ]
     totals = step_totals(batch, num_steps)
     idle = np.flatnonzero(~has_gradient)
     idle_hands = deal(batch.lengths[idle], data_parallel_size)
     filler = _filler_row(batch)
-    return [
+    ranks = [
         _rank_batch(batch, [plan[rank] for plan in plans], idle[idle_hands[rank]], filler, totals)
         for rank in range(data_parallel_size)
     ]
+    return _with_log_prob_packs(ranks, bounds) if bounds.log_probs_max_tokens else ranks
 
 
 def step_totals(batch: RolloutBatch, num_steps: int) -> list[StepTotals]:
@@ -82,20 +112,37 @@ def step_totals(batch: RolloutBatch, num_steps: int) -> list[StepTotals]:
 
 
 def _plan_step(
-    rows: np.ndarray, batch: RolloutBatch, num_ranks: int, micro_batch_size: int | None, max_tokens: int | None
+    rows: np.ndarray, batch: RolloutBatch, num_ranks: int, bounds: Bounds, costs: np.ndarray
 ) -> list[list[np.ndarray]]:
     """[rank][micro-batch] -> rows of `batch`; an empty array asks for a filler."""
-    lengths = batch.lengths[rows]
-    if max_tokens is None:
-        packs = pack_by_count(lengths, micro_batch_size, multiple_of=num_ranks)
+    lengths, costs = bounds.padded(batch.lengths[rows]), costs[rows]
+    if bounds.max_tokens is None:
+        packs = pack_by_count(lengths, bounds.micro_batch_size, num_ranks, costs)
     else:
-        packs = pack_by_tokens(lengths, max_tokens, multiple_of=num_ranks)
+        packs = pack_by_tokens(lengths, bounds.max_tokens, num_ranks, costs)
     per_rank = -(-len(packs) // num_ranks)
-    costs = np.asarray([lengths[pack].sum() for pack in packs], dtype=np.int64)
-    hands = deal(costs, num_ranks, limit=per_rank)
+    pack_costs = np.asarray([costs[pack].sum() for pack in packs], dtype=np.int64)
+    hands = deal(pack_costs, num_ranks, limit=per_rank)
     plan = [[rows[packs[position]] for position in hand] for hand in hands]
     empty = np.empty(0, dtype=np.int64)
     return [micro_batches + [empty] * (per_rank - len(micro_batches)) for micro_batches in plan]
+
+
+def _with_log_prob_packs(ranks: list[RankBatch], bounds: Bounds) -> list[RankBatch]:
+    """Packs each rank's trained rows anew, equally many packs on all ranks; never more than its micro-batches."""
+    schedules: list[list[list[np.ndarray]]] = [[] for _ in ranks]
+    for step, trained in enumerate(ranks[0].micro_batches):
+        rows = [np.concatenate([*rank.micro_batches[step], np.empty(0, np.int64)]).astype(np.int64) for rank in ranks]
+        lengths = [bounds.padded(rank.samples.lengths[own]) for rank, own in zip(ranks, rows, strict=True)]
+        packs = [pack_by_tokens(own, bounds.log_probs_max_tokens) for own in lengths]
+        most = max(len(own) for own in packs)
+        for rank, schedule in enumerate(schedules):
+            if most >= len(trained):
+                schedule.append(ranks[rank].micro_batches[step])
+            else:
+                split = split_packs(packs[rank], lengths[rank], most)
+                schedule.append([rows[rank][pack] for pack in split])
+    return [replace(rank, log_prob_micro_batches=own) for rank, own in zip(ranks, schedules, strict=True)]
 
 
 def _rank_batch(

@@ -27,9 +27,9 @@ from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
 from colloid.data.prompts import load_tokenizer
 from colloid.data.sample import Sample
-from colloid.data.schedule import build_rank_batches
 from colloid.data.source import Group, flatten
 from colloid.errors import CheckpointError, HookError
+from colloid.rollout.batching import schedule
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
 from colloid.rollout.evaluate import evaluation_metrics
@@ -122,7 +122,7 @@ class RolloutManager:
         samples = [sample for group in output.samples for sample in flatten(group)]
         check_not_all_failed(samples, f"rollout {rollout_id}")
         batch = rollout_batch(self._args, samples)
-        batches = self._schedule(batch)
+        batches = schedule(self._args, batch, has_gradient(self._args, batch))
         warn_of_useless_rewards(samples, batch, rollout_id)
         path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
         await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())
@@ -188,18 +188,6 @@ class RolloutManager:
         """Training is done with rollouts up to this one: a resume need not hand their prompts out again."""
         for done in [delivered for delivered in self._delivered if delivered <= rollout_id]:
             mark_consumed(self._source, self._delivered.pop(done))
-
-    def _schedule(self, batch: RolloutBatch) -> list[RankBatch]:
-        args = self._args
-        by_tokens = bool(getattr(args, "use_dynamic_batch_size", False))
-        return build_rank_batches(
-            batch,
-            data_parallel_size=args.world_size,
-            num_steps=args.num_steps_per_rollout,
-            micro_batch_size=None if by_tokens else args.micro_batch_size,
-            max_tokens=args.max_tokens_per_gpu if by_tokens else None,
-            has_gradient=has_gradient(args, batch),
-        )
 
 
 def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:

@@ -12,7 +12,7 @@ from colloid.config import parse
 from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.columns import to_columns
 from colloid.data.sample import Sample
-from colloid.data.schedule import build_rank_batches
+from colloid.data.schedule import Bounds, build_rank_batches
 
 TEMPERATURE = 0.8
 
@@ -69,8 +69,7 @@ def split(batch: RolloutBatch, ranks: int, micro_batch_size: int, *, only_gradie
         batch,
         data_parallel_size=ranks,
         num_steps=int(batch.steps.max()) + 1,
-        micro_batch_size=micro_batch_size,
-        max_tokens=None,
+        bounds=Bounds(micro_batch_size=micro_batch_size),
         has_gradient=has_gradient,
     )
 
