@@ -20,7 +20,7 @@ from bisect import bisect_left, insort
 
 import numpy as np
 
-EVEN = 1.0001
+EVEN = 1.00015
 """Of hands whose dearest is at most this multiple of their mean, none passes anything on."""
 MAX_EXCHANGES = 256
 CHEAP_HANDS = 8
