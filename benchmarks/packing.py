@@ -19,7 +19,7 @@ import numpy as np
 
 from colloid.data.packing import deal, pack_by_tokens
 
-COUNT, BINS, BUDGET, REPEATS = 8192, 64, 32768, 7
+COUNT, BINS, BUDGET, REPEATS = 8192, 64, 32768, 15
 
 
 def length_kinds() -> dict[str, np.ndarray]:

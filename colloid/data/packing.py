@@ -78,7 +78,7 @@ def pack_by_tokens(
 
     dealt = deal(own_costs, num_packs)
     if not fits(dealt):
-        by_tokens = deal(own_lengths, num_packs)
+        by_tokens = dealt if costs is lengths else deal(own_lengths, num_packs)
         dealt = by_tokens if fits(by_tokens) else split_packs(packs, own_lengths, num_packs)
         dealt = even_out(dealt, own_costs, lengths=own_lengths, max_tokens=max_tokens)
     return alone + [rows[pack] for pack in dealt]
