@@ -1,4 +1,4 @@
-"""Small random models of the three families, made with transformers, and an engine over them without a server."""
+"""Small random models of the dense families, made with transformers, and an engine over them without a server."""
 
 from pathlib import Path
 from types import SimpleNamespace

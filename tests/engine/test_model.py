@@ -1,4 +1,4 @@
-"""The three families against Hugging Face in float64: logits, greedy tokens, log-probs, weights there and back."""
+"""The dense families against Hugging Face in float64: logits, greedy tokens, log-probs, weights there and back."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def test_end_of_sequence_ids_come_from_the_config_and_the_generation_config(mode
     [
         ({"model_type": "gpt2"}, "model_type 'gpt2'"),
         ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "'yarn'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "'longrope'"),
         ({"intermediate_size": 7}, "down_proj|gate_proj"),
     ],
 )

@@ -6,8 +6,9 @@ of all of them as the rows of one matrix product. The products always have the s
 the batch and whether or not a page is shared: so a sequence's result does not depend on its company, bit by bit
 (given at least `min_query_rows` rows a product: below, MKL takes other kernels for float32).
 
-Shapes: `B` sequences, `P` own pages, `U` shared pages, `K` key-value heads, `G` query heads a key-value head, `D`
-head_dim, `S` page_size, `R` query rows a page and head (G, padded), `M` members of the largest sharing group.
+Shapes: `B` sequences, `P` own pages, `U` shared pages, `Q` query heads, `K` key-value heads, `G` = Q / K, `D` and `E`
+the dimensions of a key and of a value, `S` page_size, `R` query rows a page and head (G, padded), `M` members of the
+largest sharing group, `W` = Q D + K D + K E, the width of q, k and v together.
 """
 
 from collections.abc import Sequence as SequenceOf
@@ -57,7 +58,7 @@ class DecodeAttention:
         self.batch = len(rows)
         kv_heads, per_kv, size = config.num_kv_heads, config.queries_per_kv, cache.page_size
         self.query_rows = max(per_kv, min_query_rows)
-        row_product = kv_heads * config.head_dim * size
+        row_product = kv_heads * min(config.key_dim, config.value_dim) * size
         self.num_own = max(num_own, MIN_PRODUCT // (row_product * self.query_rows) + 1)
         self.num_shared = sum(len(pages) for pages, _ in groups)
         fewest = max(-(-min_query_rows // per_kv), MIN_PRODUCT // (row_product * per_kv) + 1)
@@ -69,26 +70,27 @@ class DecodeAttention:
 
     def _plan_buffers(self) -> None:
         """Scores and outputs of all pages, own ones first, and views of them and of each layer's cache."""
-        kv_heads, dim, size = self.config.num_kv_heads, self.config.head_dim, self.cache.page_size
+        kv_heads, size = self.config.num_kv_heads, self.cache.page_size
+        key_dim, value_dim = self.config.key_dim, self.config.value_dim
         dtype = self.cache.keys.dtype
         shared_rows = self.members * self.config.queries_per_kv
         total = self.own_scores + self.num_shared * kv_heads * shared_rows
         self.scores = torch.empty(total, size, dtype=dtype)
-        self.outputs = torch.empty(total, dim, dtype=dtype)
+        self.outputs = torch.empty(total, value_dim, dtype=dtype)
         self.mask = torch.zeros(self.num_own, kv_heads, 1, size, dtype=dtype)
         self.mask_rows = self.mask.view(-1, 1, size)
         self.no_mask = torch.zeros(1, 1, size, dtype=dtype)
         own, shared = slice(0, self.own_scores), slice(self.own_scores, total)
         self.own_score_rows = self.scores[own].view(-1, self.query_rows, size)
-        self.own_output_rows = self.outputs[own].view(-1, self.query_rows, dim)
+        self.own_output_rows = self.outputs[own].view(-1, self.query_rows, value_dim)
         self.shared_score_rows = self.scores[shared].view(-1, shared_rows, size)
-        self.shared_output_rows = self.outputs[shared].view(-1, shared_rows, dim)
+        self.shared_output_rows = self.outputs[shared].view(-1, shared_rows, value_dim)
         self.first_shared = self.cache.keys.shape[1] - self.num_shared
         keys, values = self.cache.keys, self.cache.values
-        self.own_keys = [k.view(-1, dim, size) for k in keys[:, : self.num_own].unbind()]
-        self.own_values = [v.view(-1, size, dim) for v in values[:, : self.num_own].unbind()]
-        self.shared_keys = [k.view(-1, dim, size) for k in keys[:, self.first_shared :].unbind()]
-        self.shared_values = [v.view(-1, size, dim) for v in values[:, self.first_shared :].unbind()]
+        self.own_keys = [k.view(-1, key_dim, size) for k in keys[:, : self.num_own].unbind()]
+        self.own_values = [v.view(-1, size, value_dim) for v in values[:, : self.num_own].unbind()]
+        self.shared_keys = [k.view(-1, key_dim, size) for k in keys[:, self.first_shared :].unbind()]
+        self.shared_values = [v.view(-1, size, value_dim) for v in values[:, self.first_shared :].unbind()]
 
     def _plan_queries(self, rows: SequenceOf[Row], groups: SequenceOf[tuple[list[int], list[int]]]) -> None:
         owner = [0] * self.num_own
@@ -156,13 +158,17 @@ class DecodeAttention:
         self.offsets = offsets
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [rows ≥ B, (Q + 2K) D], rotated -> [rows, Q D]; rows past B are padding."""
+        """qkv [rows ≥ B, W], rotated -> [rows, Q E]; rows past B are padding."""
         c = self.config
-        kv_heads, per_kv, dim = c.num_kv_heads, c.queries_per_kv, c.head_dim
-        keys_values = qkv[: self.batch, c.num_heads * dim :].view(self.batch, 2, kv_heads, dim)
-        self.cache.write_tokens(layer, self.last_page, self.offsets, keys_values[:, 0], keys_values[:, 1])
-        q = qkv[: self.batch, : c.num_heads * dim].reshape(self.batch, kv_heads, per_kv, dim)
-        self._score(layer, q)
+        q, k, v = qkv[: self.batch].split(c.qkv_widths, 1)
+        self.cache.write_tokens(
+            layer,
+            self.last_page,
+            self.offsets,
+            k.view(self.batch, c.num_kv_heads, c.key_dim),
+            v.view(self.batch, c.num_kv_heads, c.value_dim),
+        )
+        self._score(layer, q.reshape(self.batch, c.num_kv_heads, c.queries_per_kv, c.key_dim))
         scores = self.scores.float()
         weights = torch.softmax(scores, -1)
         self._weigh_values(layer, weights.to(self.scores.dtype))
@@ -170,12 +176,12 @@ class DecodeAttention:
             out = self.outputs.index_select(0, self.flat_index)
         else:
             out = self._combine(scores.amax(-1), weights.amax(-1))
-        return out.to(qkv.dtype).view(len(qkv), c.num_heads * dim)
+        return out.to(qkv.dtype).view(len(qkv), c.num_heads * c.value_dim)
 
     def _score(self, layer: int, q: torch.Tensor) -> None:
         """Scores of all pages, from q [B, K, G, D]."""
         kv_heads, per_kv, dim = q.shape[1:]
-        scale = dim**-0.5
+        scale = self.config.attention_scale
         padded = F.pad(q, (0, 0, 0, self.query_rows - per_kv)) if self.query_rows > per_kv else q
         own = padded.index_select(0, self.owner).view(-1, self.query_rows, dim)
         torch.baddbmm(self.mask_rows, own, self.own_keys[layer], alpha=scale, out=self.own_score_rows)
@@ -195,7 +201,7 @@ class DecodeAttention:
             torch.bmm(shared, self.shared_values[layer], out=self.shared_output_rows)
 
     def _combine(self, largest_scores: torch.Tensor, largest_weights: torch.Tensor) -> torch.Tensor:
-        """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, D] float32.
+        """Sums the pages' outputs of each sequence and head, weighted by the share of each page: [B K G, E] float32.
 
         A page's share is proportional to the sum of the exponentials of its scores, exp(its largest score) / (its
         largest weight).
@@ -228,10 +234,13 @@ class PrefillAttention:
         self._masks = [_causal_mask(chunk, cache.keys.dtype) if chunk.start else None for chunk in chunks]
 
     def __call__(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        """qkv [T, (Q + 2K) D] -> [T, Q D]; rows past the chunks' tokens are padding."""
+        """qkv [T, W] -> [T, Q E]; rows past the chunks' tokens are padding."""
         c = self.config
-        out = qkv.new_zeros(len(qkv), c.num_heads, c.head_dim)
-        q, k, v = (x.view(len(qkv), -1, c.head_dim) for x in qkv.split(_widths(c), 1))
+        out = qkv.new_zeros(len(qkv), c.num_heads, c.value_dim)
+        q, k, v = qkv.split(c.qkv_widths, 1)
+        q, k = (x.view(len(qkv), -1, c.key_dim) for x in (q, k))
+        v = v.view(len(qkv), -1, c.value_dim)
+        width = max(c.key_dim, c.value_dim)
         start = 0
         for i, chunk in enumerate(self.chunks):
             rows = slice(start, start + chunk.length)
@@ -242,21 +251,22 @@ class PrefillAttention:
                 earlier = self.cache.read(layer, before)
                 keys, values = (torch.cat(pair, 1) for pair in zip(earlier, (keys, values), strict=True))
             attended = F.scaled_dot_product_attention(
-                q[rows].transpose(0, 1)[None],
-                keys[None],
-                values[None],
+                _widened(q[rows].transpose(0, 1)[None], width),
+                _widened(keys[None], width),
+                _widened(values[None], width),
                 attn_mask=self._masks[i],
                 is_causal=self._masks[i] is None,
+                scale=c.attention_scale,
                 enable_gqa=True,
             )
-            out[rows] = attended[0].transpose(0, 1)
+            out[rows] = attended[0, ..., : c.value_dim].transpose(0, 1)
             start += chunk.length
         return out.view(len(qkv), -1)
 
 
-def _widths(config: ModelConfig) -> tuple[int, int, int]:
-    kv = config.num_kv_heads * config.head_dim
-    return config.num_heads * config.head_dim, kv, kv
+def _widened(heads: torch.Tensor, width: int) -> torch.Tensor:
+    """Zeros behind the last dimension up to `width`: the fast kernel wants keys and values of one width (MLA)."""
+    return heads if heads.shape[-1] == width else F.pad(heads, (0, width - heads.shape[-1]))
 
 
 def _causal_mask(chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:

@@ -12,7 +12,8 @@ import torch
 from colloid.engines.contract import BadRequest, GenerateInput
 from colloid.engines.embedded.attention import QUERY_ROWS, Chunk, DecodeAttention, PrefillAttention, Row
 from colloid.engines.embedded.kv_cache import KVCache
-from colloid.engines.embedded.model import MIN_ROWS, Model
+from colloid.engines.embedded.linear import MIN_ROWS
+from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.pages import PageTable
 from colloid.engines.embedded.request import FinishReason, Prefix, Sequence
 from colloid.engines.embedded.sampling import RowParams, sample
@@ -44,12 +45,11 @@ class Engine:
     ):
         self.model = model
         self.text = text
-        config, page_size = model.config, PAGE_SIZES[model.dtype]
+        model.require_rows(min_rows)
+        page_size = PAGE_SIZES[model.dtype]
         num_pages = max(capacity_tokens // page_size, MIN_PAGES)
         self._pages = PageTable(num_pages, lambda source, destination: self._cache.copy_page(source, destination))
-        self._cache = KVCache(
-            config.num_layers, self._pages.size, config.num_kv_heads, config.head_dim, page_size, model.dtype
-        )
+        self._cache = KVCache(model.config, self._pages.size, page_size, model.dtype)
         self.scheduler = Scheduler(self._pages, page_size, max_running, context_length, CHUNK_TOKENS)
         self.weight_version = "0"
         self.tokens_generated = 0

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import torch
 
 from colloid.engines.embedded.attention import QUERY_ROWS
-from colloid.engines.embedded.model import MIN_ROWS, Model
+from colloid.engines.embedded.linear import MIN_ROWS
+from colloid.engines.embedded.model import Model
 
 logger = logging.getLogger(__name__)
 TRIED = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32, 48, 64)
@@ -23,17 +24,14 @@ PAGE_PROBES = (32, 64)
 def required_rows(model: Model) -> dict[str, int]:
     """{"min_rows", "min_query_rows"} for this model on this machine; at least the values that are the default."""
     generator = torch.Generator().manual_seed(0)
-    layer = model.layers[0]
-    linears = [layer.qkv, layer.output, layer.gate_up, layer.down, model.head]
-    widths = [linear.weight.shape[1] for linear in linears]
+    kinds = {type(layer.mlp): layer for layer in model.layers}
     min_rows = MIN_ROWS
-    for linear, width in zip(linears, widths, strict=True):
-        dtype = model.head_dtype if linear is model.head else model.dtype
-        x = torch.randn(max(TRIED), width, generator=generator).to(dtype)
+    for linear in [*(linear for layer in kinds.values() for linear in layer.linears()), model.head]:
+        x = torch.randn(max(TRIED), linear.weight.shape[1], generator=generator).to(linear.weight.dtype)
         min_rows = max(min_rows, smallest_invariant(lambda n, x=x, linear=linear: linear(x[:n].contiguous())))
     min_query_rows = QUERY_ROWS[model.dtype]
     for size in PAGE_PROBES:
-        for inner, outer in ((model.config.head_dim, size), (size, model.config.head_dim)):
+        for inner, outer in ((model.config.key_dim, size), (size, model.config.value_dim)):
             rows = torch.randn(4, max(TRIED), inner, generator=generator).to(model.dtype)
             matrix = torch.randn(4, inner, outer, generator=generator).to(model.dtype)
             product = smallest_invariant(lambda n, a=rows, b=matrix: torch.bmm(a[:, :n].contiguous(), b), dim=1)

@@ -4,7 +4,8 @@ Memory is reserved for the whole capacity as address space and becomes resident 
 how a small model with a large limit stays small. Keys and values are zeroed or overwritten when a page is handed out:
 what lies behind a sequence's end is always finite, so that masked positions weigh exactly nothing.
 
-Shapes: `L` layers, `N` pages, `K` key-value heads, `D` head_dim, `S` page_size, `T` tokens.
+Shapes: `L` layers, `N` pages, `K` key-value heads, `D` and `E` the dimensions of a key and of a
+value, `S` page_size, `T` tokens.
 """
 
 import mmap
@@ -13,19 +14,19 @@ import sys
 import torch
 import torch.nn.functional as F
 
+from colloid.engines.embedded.model_config import ModelConfig
+
 _MAP_NORESERVE = 0x4000
 
 
 class KVCache:
-    """keys [L, N, K, D, S], values [L, N, K, S, D]; views and copies by page index."""
+    """keys [L, N, K, D, S], values [L, N, K, S, E]; views and copies by page index."""
 
-    def __init__(
-        self, num_layers: int, num_pages: int, num_kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype
-    ):
+    def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype):
         self.page_size = page_size
-        shape = (num_layers, num_pages, num_kv_heads)
-        self.keys = _lazily_zero((*shape, head_dim, page_size), dtype)
-        self.values = _lazily_zero((*shape, page_size, head_dim), dtype)
+        shape = (config.num_layers, num_pages, config.num_kv_heads)
+        self.keys = _lazily_zero((*shape, config.key_dim, page_size), dtype)
+        self.values = _lazily_zero((*shape, page_size, config.value_dim), dtype)
 
     def copy_page(self, source: int, destination: int) -> None:
         if source != destination:
@@ -38,7 +39,7 @@ class KVCache:
         self.values[:, page, :, offset:] = 0
 
     def write_prompt(self, layer: int, pages: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """k, v [T, K, D] into whole pages [ceil(T / S)], from their first position on; the rest is zeroed."""
+        """k [T, K, D], v [T, K, E] into whole pages [ceil(T / S)], from their first position on; the rest is zeroed."""
         size = self.page_size
         padding = (0, 0, 0, 0, 0, len(pages) * size - len(k))
         k_pages, v_pages = (F.pad(x, padding).view(len(pages), size, *x.shape[1:]) for x in (k, v))
@@ -48,19 +49,19 @@ class KVCache:
     def write_tokens(
         self, layer: int, pages: torch.Tensor, offsets: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> None:
-        """One position a sequence: k, v [T, K, D] to pages [T] at offsets [T]."""
+        """One position a sequence: k [T, K, D], v [T, K, E] to pages [T] at offsets [T]."""
         self.keys[layer][pages, :, :, offsets] = k
         self.values[layer][pages, :, offsets] = v
 
     def read(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """k, v [K, T, D] of whole pages in order."""
+        """k [K, T, D], v [K, T, E] of whole pages in order."""
         k = self.keys[layer].index_select(0, pages)
         v = self.values[layer].index_select(0, pages)
         return k.permute(1, 0, 3, 2).flatten(1, 2), v.transpose(0, 1).flatten(1, 2)
 
 
-def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    return config.num_layers * config.num_kv_heads * (config.key_dim + config.value_dim) * dtype.itemsize
 
 
 def _lazily_zero(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

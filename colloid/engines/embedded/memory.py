@@ -33,8 +33,7 @@ def _control_group_rest() -> list[int]:
 
 def cache_tokens(config: ModelConfig, dtype: torch.dtype, fraction: float, limit: int) -> int:
     """Positions that fit into `fraction` of the available memory, at most `limit` (all that could ever run)."""
-    per_token = bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, dtype)
-    return min(int(available_memory() * fraction) // per_token, limit)
+    return min(int(available_memory() * fraction) // bytes_per_token(config, dtype), limit)
 
 
 def keep_freed_memory() -> None:
