@@ -1,4 +1,4 @@
-"""Makes `scripts/models/*.sh` from `colloid/models/facts.json`. `--check` only lists those that are out of date."""
+"""Makes `scripts/models/*.sh` from `colloid/models/facts.py`. `--check` only lists those that are out of date."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from colloid.models.facts import model_facts  # noqa: E402
-
-CHECKPOINTS = {
-    "qwen3-4B": "Qwen/Qwen3-4B",
-    "smollm2-135M": "${COLLOID_CACHE:-$HOME/.cache/colloid}/smollm2-135M-instruct",
-}
-"""Models that have a script, and where `--hf-checkpoint` points unless `HF_CHECKPOINT` is set: a name in the local
-Hugging Face cache, or the directory that `scripts/fetch_smollm2.py` makes."""
+from colloid.models.facts import MODELS, Model  # noqa: E402
 
 TEMPLATE = """\
 # Model arguments of {name}; `source` it, then `python train.py … ${{MODEL_ARGS[@]}} ${{CKPT_ARGS[@]}}`.
@@ -30,24 +23,24 @@ CKPT_ARGS=()
 """
 
 
-def script(name: str) -> str:
+def script(model: Model) -> str:
     """The text of a model's script."""
     lines = []
-    for flag, value in model_facts()[name].items():
-        words = [flag] if value is True else [flag, *(value if isinstance(value, list) else [value])]
-        lines.append("    " + " ".join(words))
-    return TEMPLATE.format(name=name, checkpoint=CHECKPOINTS[name], arguments="\n".join(lines))
+    for flag, value in model.flags.items():
+        text = f'"{value}"' if "*" in str(value) else str(value)  # not a pattern of file names
+        lines.append(f"    {flag}" if value is True else f"    {flag} {text}")
+    return TEMPLATE.format(name=model.name, checkpoint=model.checkpoint, arguments="\n".join(lines))
 
 
 def main() -> int:
     outdated = []
-    for name in CHECKPOINTS:
-        path = ROOT / "scripts" / "models" / f"{name}.sh"
-        if not path.exists() or path.read_text() != script(name):
+    for model in MODELS.values():
+        path = ROOT / "scripts" / "models" / f"{model.name}.sh"
+        if not path.exists() or path.read_text() != script(model):
             outdated.append(path.name)
             if "--check" not in sys.argv[1:]:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(script(name))
+                path.write_text(script(model))
     print("\n".join(outdated) or "up to date")
     return 1 if outdated and "--check" in sys.argv[1:] else 0
 

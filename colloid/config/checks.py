@@ -14,7 +14,7 @@ from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
-from colloid.models import hf
+from colloid.models import families
 
 Rule = Callable[[Args], "str | None"]
 
@@ -52,8 +52,24 @@ def _model_options(args: Args) -> str | None:
 
 
 def _model_family(args: Args) -> str | None:
-    reasons = hf.unsupported(args.hf_config)
+    reasons = families.unsupported(args.hf_config)
     return f"the model {args.hf_checkpoint} is not supported yet: {', '.join(reasons)}" if reasons else None
+
+
+def _spec(args: Args) -> str | None:
+    """The layers follow from the model; a spec that stands for a family is only compared with it."""
+    if not args.spec:
+        return None
+    spec, model = " ".join(args.spec), families.family_name(args.hf_config)
+    family = families.SPECS.get(spec)
+    if family is None:
+        return (
+            f"--spec {spec} is not supported: the layers follow from the model, so leave it out (what is known: "
+            f"{', '.join(families.SPECS)})"
+        )
+    if family in families.NOT_BUILT:
+        return f"--spec {spec} is not supported yet: {families.NOT_BUILT[family]}"
+    return None if family == model else f"--spec {spec} is for models of type {family!r}, but this one is {model!r}"
 
 
 def _set_by_colloid(args: Args) -> str | None:
@@ -203,7 +219,16 @@ RULES: tuple[Rule, ...] = (
     _dynamic_batch,
     _engine_precision,
 )
-RUN_RULES: tuple[Rule, ...] = (_entry, _model_options, _model_family, _backend, _prompt_data, _eval_data, _hook_files)
+RUN_RULES: tuple[Rule, ...] = (
+    _entry,
+    _model_options,
+    _model_family,
+    _spec,
+    _backend,
+    _prompt_data,
+    _eval_data,
+    _hook_files,
+)
 
 
 def warnings(args: Args) -> list[str]:

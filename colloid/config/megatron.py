@@ -11,7 +11,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from colloid.config import tsv
+from colloid.config import moe_mla, tsv
 from colloid.config.option import FLAG, OFF, SWITCH, Option
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ DEFAULTS = {
     "rope_scaling_factor": None,
     "rotary_scaling_factor": None,
     "rotary_percent": None,
+    **moe_mla.DEFAULTS,
 }
 """Where colloid's default is not Megatron's: RL needs no dropout (it would change the ratio) and a constant rate."""
 
@@ -49,7 +50,7 @@ USED: dict[str, tuple | None] = {
     "use_rotary_position_embeddings": None,
     "add_position_embedding": None,
     "rotary_base": None,
-    "rotary_percent": (1.0,),
+    "rotary_percent": None,
     "use_rope_scaling": None,
     "rope_scaling_factor": None,
     "rotary_scaling_factor": None,
@@ -85,10 +86,11 @@ USED: dict[str, tuple | None] = {
     "use_dist_ckpt": None,
     "ckpt_format": ("torch_dist",),
     "ckpt_step": None,
+    **moe_mla.USED,
 }
 """Options that colloid reads, with the values that work (None: all). Some name what is done anyway."""
 
-PASSED_ON = frozenset(
+PASSED_ON = moe_mla.PASSED_ON | frozenset(
     [
         "adam_beta1",
         "adam_beta2",
@@ -151,8 +153,8 @@ _NOT_A_FIELD_OF_OURS = ("Callable", "ContextManager", "RecipeConfig")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 _EXTRA = (
-    Option("--post-self-attn-layernorm", FLAG, False, group="network_size", category="megatron", built=(), at_run=True),
-    Option("--post-mlp-layernorm", FLAG, False, group="network_size", category="megatron", built=(), at_run=True),
+    Option("--post-self-attn-layernorm", FLAG, False, group="network_size", category="megatron"),
+    Option("--post-mlp-layernorm", FLAG, False, group="network_size", category="megatron"),
     Option("--use-gated-attention", FLAG, False, group="network_size", category="megatron", built=(), at_run=True),
     Option("--enable-experimental", FLAG, False, group="experimental", category="megatron", built=(), at_run=True),
 )
@@ -193,7 +195,7 @@ def _option(row: dict[str, str]) -> Option | None:
         category="megatron",
         choices=choices,
         low=1 if _COUNTS.search(dest) else None,
-        nargs="+" if listed else row["nargs"],
+        nargs="+" if listed else "" if dest in moe_mla.SINGLE else row["nargs"],
         dest=dest,
         aliases=tuple(aliases),
         built=built,
@@ -254,10 +256,15 @@ def _choices(flag: str, text: str, kind_text: str) -> tuple:
 def transformer_fields(args: Args) -> dict[str, Any]:
     """Fields of `TransformerConfig` that the user gave, that follow from the model, or where our default is our own.
 
+    With latent attention, those of `MLATransformerConfig` too.
+
     Enums and dtypes are names (`"flash"`, `"bfloat16"`). What a field needs of torch (the activation function) is not
     in it.
     """
     fields = _fields(args, "TransformerConfig")
+    if args.multi_latent_attention:
+        # Without a rank the queries have no latent; Megatron's default is a rank.
+        fields |= {"q_lora_rank": args.q_lora_rank, **_fields(args, "MLATransformerConfig")}
     if args.recompute_activations and "recompute_granularity" not in fields:
         fields["recompute_granularity"] = "selective"
     if args.deterministic:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import groupby
 from typing import Any
 
+from colloid.config import moe_mla
 from colloid.config.args import Args
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
 from colloid.models import hf
+from colloid.models.derive import model_arguments
 
 MARKER = "latest_checkpointed_iteration.txt"
 """The file in a checkpoint directory that names the last good one."""
@@ -20,6 +23,10 @@ _DEFAULTS = {
     "norm_epsilon": 1e-5,
     "rope_scaling_factor": 8.0,
     "rotary_scaling_factor": 1.0,
+    "kv_lora_rank": 32,
+    "qk_head_dim": 128,
+    "qk_pos_emb_head_dim": 64,
+    "v_head_dim": 128,
 }
 """Model arguments where neither the user nor a `config.json` says anything (a plan without the model)."""
 
@@ -86,12 +93,13 @@ def resolve_model(args: Args) -> None:
     args.hf_checkpoint, args.hf_config, args.model_type = directory, config, config.get("model_type")
     args.init_checkpoint = init or directory
     args.ref_load = _model_directory(values["ref_load"], "--ref-load") if values["ref_load"] else args.init_checkpoint
-    derived = hf.model_arguments(config)
+    derived = model_arguments(config)
     _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
     for option, other in (("--load", args.init_checkpoint), ("--ref-load", args.ref_load)):
         if os.path.realpath(other) != os.path.realpath(directory):
-            _same_model(derived, hf.model_arguments(hf.read_hf_config(other)), option, other, directory)
+            _same_model(derived, model_arguments(hf.read_hf_config(other)), option, other, directory)
     args.derive(derived)
+    args.moe_layer_freq = derived.get("moe_layer_freq", args.moe_layer_freq)
     _fill_defaults(args)
 
 
@@ -135,13 +143,25 @@ def _model_directory(name: str, option: str) -> str:
     return directory
 
 
+def switch_off_on_cpu(args: Args) -> None:
+    """Switches off what needs CUDA kernels, with one warning that names the flags."""
+    found = [dest for dest in moe_mla.NOT_ON_CPU if args.device == "cpu" and getattr(args, dest)]
+    for dest in found:
+        setattr(args, dest, False)
+    if found:
+        names = ", ".join(tables().by_dest[dest][0].flag for dest in found)
+        args.warnings.append(f"switched off, as the CPU has no such kernels (results are the same): {names}")
+
+
 def _compare(args: Args, derived: dict[str, Any], path: str, source: str) -> None:
     differences = []
     for dest in sorted(derived.keys() & args.given):
         given = getattr(args, dest)
+        if dest == "moe_layer_freq" and isinstance(given, int):
+            given = [int(layer % given == 0) for layer in range(derived["num_layers"])]
         if not _equal(given, derived[dest]):
             option = tables().by_dest[dest][0]
-            shown = f"{option.flag} {given}" if option.takes_value else option.flag
+            shown = f"{option.flag} {_short(given)}" if option.takes_value else option.flag
             differences.append(f"{shown} but {_describe(dest, derived[dest])}")
     if differences:
         raise ConfigError(
@@ -153,7 +173,15 @@ def _compare(args: Args, derived: dict[str, Any], path: str, source: str) -> Non
 def _describe(dest: str, value: Any) -> str:
     if isinstance(value, bool):
         return f"the model has {dest}={value}"
-    return f"the model has {value}"
+    return f"the model has {'none' if value is None else _short(value)}"
+
+
+def _short(value: Any) -> Any:
+    """Lists as a user would write them: `[0]*3+[1]*58`."""
+    if not isinstance(value, list):
+        return value
+    runs = [(item, len(list(run))) for item, run in groupby(value)]
+    return "+".join(f"[{item}]*{count}" for item, count in runs) or "[]"
 
 
 def _equal(given: Any, derived: Any) -> bool:
@@ -165,7 +193,7 @@ def _equal(given: Any, derived: Any) -> bool:
 
 def _same_model(ours: dict, theirs: dict, option: str, other: str, directory: str) -> None:
     different = [
-        f"{key} is {theirs.get(key)} and {ours.get(key)}"
+        f"{key} is {_short(theirs.get(key))} and {_short(ours.get(key))}"
         for key in sorted(ours.keys() | theirs.keys())
         if key != "max_position_embeddings" and not _equal(ours.get(key), theirs.get(key))
     ]

@@ -74,6 +74,8 @@ _READ_BY_PARSING = [
     "num_virtual_stages_per_pipeline_rank",
     "decoder_first_pipeline_num_layers",
     "decoder_last_pipeline_num_layers",
+    "spec",
+    "seq_length",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -108,6 +110,7 @@ def resolve(args: Args) -> None:
     derive.resolve_schedule(args)
     model.resolve_load(args)
     model.resolve_model(args)
+    model.switch_off_on_cpu(args)
     layout.resolve_layout(args)
     rundir.resolve_run_directory(args)
     if args.deterministic:

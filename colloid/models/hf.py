@@ -1,7 +1,4 @@
-"""From a Hugging Face `config.json` to Megatron's model arguments. Plain data in, plain data out.
-
-Only what a config says is derived; what it leaves open is not in the result.
-"""
+"""A model's `config.json`: where it is, and what it says, in one spelling. Plain data in, plain data out."""
 
 from __future__ import annotations
 
@@ -10,12 +7,6 @@ import os
 from typing import Any
 
 from colloid.errors import ConfigError
-
-DENSE = ("llama", "qwen2", "qwen3")
-"""`model_type`s that can be trained."""
-
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-"""What Megatron's RoPE scaling assumes."""
 
 
 def read_hf_config(directory: str) -> dict[str, Any]:
@@ -55,41 +46,12 @@ def find_model(name: str) -> str | None:
     return snapshot if os.path.isfile(os.path.join(snapshot, "config.json")) else None
 
 
-def model_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Megatron's argument names and values of a dense model (`DENSE`); of others, what has the same meaning there.
+def need(config: dict[str, Any], key: str) -> Any:
+    """A value that a config must have.
 
     Raises:
-        ConfigError: the config lacks a key.
+        ConfigError: it has none.
     """
-    config = config.get("text_config") or config
-    model_type = config.get("model_type")
-    hidden, heads = _need(config, "hidden_size"), _need(config, "num_attention_heads")
-    groups = config.get("num_key_value_heads") or heads
-    arguments = {
-        "num_layers": _need(config, "num_hidden_layers"),
-        "hidden_size": hidden,
-        "ffn_hidden_size": _need(config, "intermediate_size"),
-        "num_attention_heads": heads,
-        "num_query_groups": groups,
-        "group_query_attention": groups != heads,
-        "kv_channels": config.get("head_dim") or hidden // heads,
-        "vocab_size": _need(config, "vocab_size"),
-        "norm_epsilon": config.get("rms_norm_eps", 1e-6),
-        "normalization": "RMSNorm",
-        "swiglu": config.get("hidden_act", "silu") == "silu",
-        "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", False),
-        "add_bias_linear": False,
-        "add_qkv_bias": bool(config.get("attention_bias", model_type == "qwen2")),
-        "qk_layernorm": bool(config.get("use_qk_norm", model_type == "qwen3")),
-        "position_embedding_type": "rope",
-        "max_position_embeddings": config.get("max_position_embeddings"),
-        "rotary_percent": float(config.get("partial_rotary_factor", 1.0)),
-        **_rope(config),
-    }
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _need(config: dict[str, Any], key: str) -> Any:
     if config.get(key) is None:
         raise ConfigError(f"config.json of the model has no {key!r}")
     return config[key]
@@ -104,41 +66,16 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     return rope
 
 
-def _rope(config: dict[str, Any]) -> dict[str, Any]:
-    rope = rope_parameters(config)
-    base = float(rope["rope_theta"])
-    arguments: dict[str, Any] = {"rotary_base": int(base) if base.is_integer() else base, "use_rope_scaling": False}
-    if rope["rope_type"] == "llama3":
-        factor = float(rope["factor"])
-        arguments |= {"use_rope_scaling": True, "rope_scaling_factor": factor, "rotary_scaling_factor": factor}
-    return arguments
-
-
-def unsupported(config: dict[str, Any]) -> list[str]:
-    """Why a model cannot be trained yet; empty: it can."""
-    model_type = config.get("model_type")
-    if model_type not in DENSE:
-        return [f"model_type {model_type!r} (what works: {', '.join(DENSE)})"]
-    reasons = []
-    rope = rope_parameters(config)
-    if rope["rope_type"] not in ("default", "llama3"):
-        reasons.append(f"RoPE of type {rope['rope_type']!r}")
-    if rope["rope_type"] == "llama3":
-        reasons += [
-            f"llama3 RoPE with {key} {rope[key]} (what works: {value:g})"
-            for key, value in _LLAMA3_ROPE.items()
-            if float(rope.get(key, value)) != value
-        ]
-    if config.get("hidden_act", "silu") != "silu":
-        reasons.append(f"hidden_act {config['hidden_act']!r}")
-    if model_type != "qwen2" and config.get("attention_bias"):
-        reasons.append("attention_bias")
-    if config.get("mlp_bias"):
-        reasons.append("mlp_bias")
-    if config.get("use_sliding_window"):
-        reasons.append("use_sliding_window")
-    if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
-        reasons.append(f"partial_rotary_factor {config['partial_rotary_factor']}")
-    if config.get("quantization_config"):
-        reasons.append("quantization_config (quantised weights)")
-    return reasons
+def expert_layers(config: dict[str, Any]) -> list[int]:
+    """1 for each layer with experts, 0 for each dense one. Every spelling: a list of types, the dense first layers,
+    or (Qwen) a step and exceptions."""
+    layers = range(need(config, "num_hidden_layers"))
+    if config.get("mlp_layer_types"):
+        return [int(kind == "sparse") for kind in config["mlp_layer_types"]]
+    if "first_k_dense_replace" in config:
+        first, every = config["first_k_dense_replace"] or 0, config.get("moe_layer_freq") or 1
+        return [int(layer >= first and layer % every == 0) for layer in layers]
+    if config.get("model_type") == "glm4_moe_lite":
+        return [int(layer > 0) for layer in layers]
+    dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
+    return [int(layer not in dense and (layer + 1) % step == 0) for layer in layers]

@@ -15,7 +15,7 @@ from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
 from colloid.config.tokens import parse_mapping, parse_tokens
 from colloid.errors import ConfigError
-from colloid.models.facts import command_line, model_facts
+from colloid.models.facts import MODELS, command_line
 
 OPTIONS = [option for option in tables().options if option.kind != "pattern"]
 
@@ -179,10 +179,10 @@ def test_values_are_read_as_their_owners_read_them():
     }
 
 
-@pytest.mark.parametrize("model", sorted(model_facts()))
+@pytest.mark.parametrize("model", sorted(MODELS))
 def test_the_arguments_of_every_model_parse(model):
     values = parse_tokens(command_line(model))
-    assert values["hidden_size"] == int(model_facts()[model]["--hidden-size"])
+    assert values["hidden_size"] == MODELS[model].flags["--hidden-size"]
 
 
 def test_the_tables_of_other_projects_are_whole():
