@@ -19,11 +19,11 @@ import torch.distributed as dist
 from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
 from colloid.algorithms.estimators import get_estimator
 from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
+from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.megatron import checkpoint, parallel, step
-from colloid.training.megatron.checkpoint_fit import is_torch_dist
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
@@ -87,6 +87,7 @@ class Actor:
         self._chunks = build_model(args)
         self._parameters = named_parameters(self._chunks)
         self._names = name_map(args)
+        parallel.mark_shards(self._parameters, self._names)
         if not args.resume_from:
             self._load_weights(args.init_checkpoint)
         self._optimizer = build_optimizer(args, self._chunks)
@@ -218,7 +219,7 @@ class Actor:
         parallel.shutdown()
 
     def _load_weights(self, place: str) -> None:
-        if is_torch_dist(Path(place)):
+        if is_torch_dist(place):
             checkpoint.load_weights(Path(place), self._chunks)
         else:
             load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())

@@ -54,7 +54,7 @@ class PolicyModel(GPTModel):
         return hidden.squeeze(1).index_select(0, response_positions) if self.post_process else hidden
 
     def _postprocess(self, hidden_states: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-        if not self.config.sequence_parallel:
+        if not (self.post_process and self.config.sequence_parallel):
             return hidden_states
         # The head sums the gradient over the group itself: each rank takes its part of it.
         return gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)

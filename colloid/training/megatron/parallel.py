@@ -14,6 +14,8 @@ from megatron.core import parallel_state, tensor_parallel
 
 from colloid.errors import ConfigError
 from colloid.training.sequence_split import SequenceSplit
+from colloid.weights.hf_loader import NamedParameters
+from colloid.weights.names import NameMap, Shard
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,9 @@ def initialize(
         )
     if init_method.startswith("file://"):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if layout.tensor > 1:
+        # Megatron overlaps with communication by the order of launches, which one queue of a device keeps.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     dist.init_process_group(
@@ -120,6 +125,17 @@ def sequence_split(sequence_parallel: bool) -> SequenceSplit:
         size=parallel_state.get_context_parallel_world_size(),
         multiple=tensor_parallel_group().size() if sequence_parallel else 1,
     )
+
+
+def mark_shards(parameters: NamedParameters, names: NameMap) -> None:
+    """Tells Megatron's optimizer which parameters tensor parallelism cuts: in the norm of the gradient each rank's
+    shard counts, and the others once. Megatron's layers say so themselves only where they initialise their weights.
+    """
+    for name, parameter in parameters:
+        shard = names[name].entry.shard
+        if shard is not Shard.REPLICATED and not hasattr(parameter, "tensor_model_parallel"):
+            dimension = 1 if shard is Shard.COLUMNS else 0
+            tensor_parallel.set_tensor_model_parallel_attributes(parameter, True, dimension, 1)
 
 
 def gather_responses(values: torch.Tensor, rows: torch.Tensor, count: int) -> torch.Tensor:
