@@ -9,18 +9,12 @@ import torch.nn.functional as F
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 
 from colloid.config.megatron import transformer_fields
-from colloid.training.megatron.mla import latent_attention_fields
-from colloid.training.megatron.moe import expert_fields
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def transformer_config(args: Any) -> TransformerConfig:
-    """The configuration of the model that `args` describes, `MLATransformerConfig` if its attention has latents.
-
-    Raises:
-        ConfigError: an expert router that Megatron computes otherwise than the model.
-    """
+    """The configuration of the model that `args` describes, `MLATransformerConfig` if its attention has latents."""
     fields = dict(transformer_fields(args))
     dtype = DTYPES[args.params_dtype]
     on_cpu = args.device == "cpu"
@@ -34,12 +28,7 @@ def transformer_config(args: Any) -> TransformerConfig:
     if args.pipeline_model_parallel_size > 1:
         # Packs differ in length; Megatron allows this with the alltoall dispatcher alone, for dense models too.
         fields |= {"variable_seq_lengths": True, "moe_token_dispatcher_type": "alltoall"}
-    if args.num_experts:
-        fields |= expert_fields(args, fields)
-    latent = bool(args.multi_latent_attention)
-    if latent:
-        fields |= latent_attention_fields(args)
-    return (MLATransformerConfig if latent else TransformerConfig)(
+    return (MLATransformerConfig if args.multi_latent_attention else TransformerConfig)(
         **fields
         | {
             "num_layers": args.num_layers,
@@ -53,10 +42,8 @@ def transformer_config(args: Any) -> TransformerConfig:
             "gated_linear_unit": True,
             "activation_func": F.silu,
             "add_bias_linear": False,
-            "add_qkv_bias": bool(args.add_qkv_bias) and not latent,
-            # With latents: the norms over them, which such a model always has.
-            "qk_layernorm": bool(args.qk_layernorm) or latent,
-            "rotary_interleaved": bool(args.rotary_interleaved),
+            "add_qkv_bias": bool(args.add_qkv_bias),
+            "qk_layernorm": bool(args.qk_layernorm),
             "attention_dropout": 0.0,
             "hidden_dropout": 0.0,
             "params_dtype": dtype,
