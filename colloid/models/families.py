@@ -153,7 +153,11 @@ def _expert_reasons(config: dict[str, Any]) -> list[str]:
         reasons.append(f"topk_method {config['topk_method']!r}")
     if config.get("norm_topk_prob") is False:
         reasons.append("norm_topk_prob false: Megatron always normalises sigmoid scores")
+    if config.get("moe_layer_freq", 1) != 1:
+        reasons.append(f"moe_layer_freq {config['moe_layer_freq']}")
     groups, chosen = config.get("n_group") or 1, config.get("topk_group") or 1
+    if config["n_routed_experts"] % groups:
+        reasons.append(f"n_routed_experts {config['n_routed_experts']} in n_group {groups}, which does not divide it")
     if groups > 1 and topk // chosen != 2:
         reasons.append(
             f"num_experts_per_tok {topk} with topk_group {chosen}: the model scores a group by its best 2 experts, "

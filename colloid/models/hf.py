@@ -67,15 +67,20 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def expert_layers(config: dict[str, Any]) -> list[int]:
-    """1 for each layer with experts, 0 for each dense one. Every spelling: a list of types, the dense first layers,
-    or (Qwen) a step and exceptions."""
+    """1 for each layer with experts, 0 for each dense one. Every spelling: a list of types, a number of dense first
+    layers, or (Qwen) a step and exceptions.
+
+    Raises:
+        ConfigError: it is not said.
+    """
     layers = range(need(config, "num_hidden_layers"))
     if config.get("mlp_layer_types"):
         return [int(kind == "sparse") for kind in config["mlp_layer_types"]]
-    if "first_k_dense_replace" in config:
-        first, every = config["first_k_dense_replace"] or 0, config.get("moe_layer_freq") or 1
-        return [int(layer >= first and layer % every == 0) for layer in layers]
-    if config.get("model_type") == "glm4_moe_lite":
-        return [int(layer > 0) for layer in layers]
+    if "n_routed_experts" in config:
+        first = 1 if config.get("model_type") == "glm4_moe_lite" else None
+        first = config.get("first_k_dense_replace", first)
+        if first is None:
+            raise ConfigError("config.json of the model has neither 'first_k_dense_replace' nor 'mlp_layer_types'")
+        return [int(layer >= first) for layer in layers]
     dense, step = config.get("mlp_only_layers") or (), config.get("decoder_sparse_step") or 1
     return [int(layer not in dense and (layer + 1) % step == 0) for layer in layers]

@@ -176,6 +176,8 @@ def test_the_rope_scaling_of_llama_may_have_any_values(low, high, original):
         ("deepseek-v3", {"scoring_func": "softmax"}, "softmax"),
         ("deepseek-v3", {"topk_method": "greedy"}, "greedy"),
         ("deepseek-v3", {"attention_bias": True}, "attention_bias"),
+        ("deepseek-v3", {"moe_layer_freq": 2}, "moe_layer_freq 2"),
+        ("deepseek-v3", {"n_group": 7}, "does not divide"),
         ("deepseek-v3", {"rope_interleave": False}, "rope_interleave"),
         ("deepseek-v3", {"quantization_config": {"quant_method": "fp8"}}, "convert them to bfloat16"),
         ("moonlight", {"num_experts_per_tok": 1}, "num_experts_per_tok 1"),
@@ -195,9 +197,15 @@ def test_what_does_not_work_is_refused_with_the_reason(name, changes, word):
 
 def test_a_config_that_lacks_a_number_is_an_error_that_names_it():
     config = published("deepseek-v3")
-    for key in ("kv_lora_rank", "moe_intermediate_size", "num_experts_per_tok", "hidden_size"):
+    for key in ("kv_lora_rank", "moe_intermediate_size", "num_experts_per_tok", "hidden_size", "first_k_dense_replace"):
         with pytest.raises(ConfigError, match=key):
             model_arguments({name: value for name, value in config.items() if name != key})
+
+
+def test_the_page_on_models_names_them_all():
+    page = (ROOT / "docs" / "models.md").read_text()
+    assert all(f"| `{name}` | {model.checkpoint.split('$')[0]}" in page for name, model in MODELS.items())
+    assert all(f"| `{family}` |" in page for family in SUPPORTED_FAMILIES)
 
 
 def test_every_family_has_a_model():
