@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from colloid.errors import CheckpointError, ConfigError
 from colloid.weights.names import NameMap
 from colloid.weights.shards import WHOLE, Coordinates
+from colloid.weights.stacked import Slice, is_stacked, single_experts
 
 NamedParameters = list[tuple[str, torch.nn.Parameter]]
 """Megatron names, with the layer counted over the whole model, and this rank's shards."""
@@ -47,13 +48,19 @@ class HFCheckpoint:
             raise CheckpointError(f"{self.directory} has neither model.safetensors nor model.safetensors.index.json")
         self._files: dict[str, str] = files
         self._handles: dict[str, Any] = {}
+        self._slices: dict[str, Slice] = {}
+        for name in filter(is_stacked, files):
+            self._slices |= single_experts(name, self.shape(name))
 
     def names(self) -> list[str]:
-        """Of all tensors."""
-        return list(self._files)
+        """Of all tensors; those of experts singly, also where the files have them stacked."""
+        return [name for name in self._files if not is_stacked(name)] + list(self._slices)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of one tensor, which is not read for it."""
+        part = self._slices.get(name)
+        if part is not None:
+            return part.end - part.begin, *self.shape(part.name)[2:]
         return tuple(self._handle(name).get_slice(name).get_shape())
 
     def extra_layers(self) -> tuple[str, ...]:
@@ -65,10 +72,17 @@ class HFCheckpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One tensor, in the dtype of the file."""
+        part = self._slices.get(name)
+        stored = name if part is None else part.name
         try:
-            return self._handle(name).get_tensor(name)
+            handle = self._handle(stored)
+            return (
+                handle.get_tensor(name)
+                if part is None
+                else handle.get_slice(stored)[part.expert, part.begin : part.end]
+            )
         except SafetensorError as error:
-            file = self.directory / self._files[name]
+            file = self.directory / self._files[stored]
             raise CheckpointError(f"{file}: tensor {name!r} cannot be read: {error}") from error
 
     def _handle(self, name: str) -> Any:

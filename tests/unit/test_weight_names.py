@@ -3,46 +3,125 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from torch.nn import Parameter
 
 from colloid.errors import CheckpointError, ConfigError
+from colloid.models.derive import model_arguments
 from colloid.weights.export import Exporter
 from colloid.weights.hf_loader import HFCheckpoint, load_parameters
-from colloid.weights.names import FAMILIES, ModelShape, NameMap, Shard
+from colloid.weights.names import FAMILIES, ModelShape, NameMap, Shard, with_global_expert
+from tests.parallel.family_models import FAMILIES as MODELS_OF_FAMILIES
+from tests.parallel.family_models import make_family
 from tests.tiny import make_tiny_model
 
 MODELS = [("qwen3", True), ("qwen3", False), ("qwen2", True), ("llama", False)]
+SPELLINGS = {"local": 0, "Transformer Engine": 1}
 
 
 def shape(tied: bool = True, vocab: int = 512, padded: int = 512) -> ModelShape:
     return ModelShape(2, 4, 2, vocab, padded, tied)
 
 
-def megatron_tensors(names: NameMap, checkpoint: HFCheckpoint, spelling: int = 0) -> dict[str, torch.Tensor]:
+def shape_of(directory: Path) -> ModelShape:
+    """The numbers of a model, from its config."""
+    config = json.loads((directory / "config.json").read_text())
+    arguments = model_arguments(config)
+    return ModelShape(
+        num_layers=arguments["num_layers"],
+        num_attention_heads=arguments["num_attention_heads"],
+        num_query_groups=config["num_key_value_heads"],
+        vocab_size=arguments["vocab_size"],
+        padded_vocab_size=128,
+        tied=not arguments["untie_embeddings_and_output_weights"],
+        qkv_bias=arguments.get("add_qkv_bias", False),
+        qk_norm=arguments["qk_layernorm"],
+        q_lora=arguments.get("q_lora_rank") is not None,
+        num_experts=arguments["num_experts"] or 0,
+        expert_layers=tuple(map(bool, arguments.get("moe_layer_freq", ()))),
+    )
+
+
+def megatron_tensors(
+    model_type: str, names: NameMap, checkpoint: HFCheckpoint, spelling: int = 0
+) -> dict[str, torch.Tensor]:
     """All whole Megatron tensors of the checkpoint, by one of their spellings."""
     found = {}
-    for entry in FAMILIES["qwen2" if any("bias" in name for name in names.hf_names) else "qwen3"]:
-        for layer in range(2):
-            name = entry.megatron[min(spelling, len(entry.megatron) - 1)].format(layer=layer)
-            try:
-                found[name] = names[name].from_hf(checkpoint.tensor)
-            except ConfigError:
-                assert "_layernorm" in name  # those of Qwen3, in another family
+    for entry in FAMILIES[model_type]:
+        template = entry.megatron[min(spelling, len(entry.megatron) - 1)]
+        for layer in range(names.shape.num_layers if "{layer}" in template else 1):
+            if entry.present(names.shape, layer):
+                for expert in range(names.shape.num_experts if "{expert}" in template else 1):
+                    name = template.format(layer=layer, expert=expert)
+                    found[name] = names[name].from_hf(checkpoint.tensor)
     return found
 
 
-@pytest.mark.parametrize(("family", "tied"), MODELS)
-@pytest.mark.parametrize("spelling", [0, 1])
-def test_loading_and_export_are_inverse_and_complete(tiny_model_dir, family, tied, spelling):
-    checkpoint = HFCheckpoint(tiny_model_dir(family, tied=tied))
-    names = NameMap(family, shape(tied))
-    parameters = [(name, torch.nn.Parameter(t)) for name, t in megatron_tensors(names, checkpoint, spelling).items()]
-    exported = dict(Exporter(parameters, names, max_bytes=1 << 20)())
-    assert exported.keys() == set(names.hf_names) == set(checkpoint.names()) - {"lm_head.weight" if tied else ""}
+def check_inverse(directory: Path, model_shape: ModelShape, spelling: int) -> None:
+    """Loading and then exporting the checkpoint gives it back, name by name and bit by bit."""
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    checkpoint, names = HFCheckpoint(directory), NameMap(model_type, model_shape)
+    tensors = megatron_tensors(model_type, names, checkpoint, spelling)
+    exported = dict(Exporter([(name, Parameter(t)) for name, t in tensors.items()], names, max_bytes=1 << 20)())
+    assert (
+        exported.keys()
+        == set(names.hf_names)
+        == set(checkpoint.names()) - ({"lm_head.weight"} if model_shape.tied else set())
+    )
     for name, tensor in exported.items():
         assert torch.equal(tensor, checkpoint.tensor(name)), name
+
+
+@pytest.fixture(scope="module")
+def family_dirs(tmp_path_factory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("families")
+    return {name: make_family(place / str(row), name) for row, name in enumerate(MODELS_OF_FAMILIES)}
+
+
+@pytest.mark.parametrize(("family", "tied"), MODELS)
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_loading_and_export_are_inverse_and_complete(tiny_model_dir, family, tied, spelling):
+    check_inverse(tiny_model_dir(family, tied=tied), shape(tied), spelling)
+
+
+@pytest.mark.parametrize("family", MODELS_OF_FAMILIES)
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_every_family_is_loaded_and_exported_whole(family_dirs, family, spelling):
+    check_inverse(family_dirs[family], shape_of(family_dirs[family]), spelling)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_stacked_experts_are_read_as_single_ones(family_dirs, tmp_path, family):
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(family_dirs[family], dtype="float32")
+    model.save_pretrained(tmp_path, save_original_format=False)
+    stacked, single = HFCheckpoint(tmp_path), HFCheckpoint(family_dirs[family])
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert "model.layers.1.mlp.experts.gate_up_proj" in file.keys()  # noqa: SIM118
+    assert set(stacked.names()) == set(single.names())
+    for name in single.names():
+        assert stacked.shape(name) == single.shape(name)
+        assert torch.equal(stacked.tensor(name), single.tensor(name)), name
+
+
+@pytest.mark.parametrize(
+    ("local", "of_rank_1"),
+    [
+        ("decoder.layers.3.mlp.experts.local_experts.2.linear_fc1.weight", "local_experts.6.linear_fc1.weight"),
+        ("decoder.layers.3.mlp.experts.linear_fc2.weight2", "experts.linear_fc2.weight6"),
+        ("decoder.layers.3.mlp.shared_experts.linear_fc2.weight", "mlp.shared_experts.linear_fc2.weight"),
+        ("decoder.layers.3.mlp.linear_fc2.weight", "mlp.linear_fc2.weight"),
+    ],
+)
+def test_experts_are_counted_over_all_ranks(local, of_rank_1):
+    """Four experts a rank."""
+    assert with_global_expert(local, 0) == local
+    assert with_global_expert(local, 4).endswith(of_rank_1)
 
 
 def test_attention_weights_are_interleaved_by_group(tiny_model_dir):
