@@ -26,7 +26,8 @@ def train(args: Any) -> None:
         start = run.start_rollout_id
         writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
         progress = Progress(args.num_rollout, start)
-        run.sync_weights()
+        if run.trains and run.serves:
+            run.sync_weights()
 
         for rollout_id in range(start, args.num_rollout):
             if evaluation_due(args, rollout_id):
@@ -34,23 +35,27 @@ def train(args: Any) -> None:
             clock = Clock()
             with clock("rollout_time"):
                 rollout = run.generate(rollout_id)
-            with clock("train_time"):
-                metrics = run.train(rollout_id, rollout)
+            metrics = {}
+            if run.trains:
+                with clock("train_time"):
+                    metrics = run.train(rollout_id, rollout)
             if save_due(args, rollout_id):
                 with clock("save_time"):
                     run.save(rollout_id)
-            with clock("update_weights_time"):
-                metrics |= run.sync_weights()
+            if run.trains and run.serves:
+                with clock("update_weights_time"):
+                    metrics |= run.sync_weights()
 
             metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
-        if args.eval_interval and args.eval_prompt_data:
+        if evaluates(args):
             writer.log(args.num_rollout, run.evaluate(args.num_rollout))
         progress.close()
         writer.close()
-    report_unread(args, run.options_read)
+    if not (args.debug_train_only or args.debug_rollout_only):  # a part that is left out reads nothing
+        report_unread(args, run.options_read)
     print(summary(args.run_dir))
 
 
@@ -65,16 +70,21 @@ def save_options(args: Any) -> None:
         ) from error
 
 
+def evaluates(args: Any) -> bool:
+    """Whether the run evaluates at all."""
+    return bool(args.eval_interval and args.eval_prompt_data and not args.debug_train_only)
+
+
 def evaluation_due(args: Any, rollout_id: int) -> bool:
     """Evaluation comes before rollout 0, and then before every `--eval-interval`-th."""
-    if not args.eval_interval or not args.eval_prompt_data:
+    if not evaluates(args):
         return False
     return rollout_id % args.eval_interval == 0 and not (rollout_id == 0 and args.skip_eval_before_train)
 
 
 def save_due(args: Any, rollout_id: int) -> bool:
     """After every `--save-interval`-th rollout, and after the last."""
-    if not args.save:
+    if not args.save or args.debug_rollout_only:
         return False
     done, interval = rollout_id + 1, args.save_interval
     return done == args.num_rollout or bool(interval and done % interval == 0)
@@ -96,13 +106,10 @@ class Clock:
     def metrics(self, num_tokens: int) -> dict[str, float]:
         """`perf/…` of the step; `num_tokens` prompt and response tokens went through training."""
         step = time.perf_counter() - self._start
-        train = self._seconds["train_time"]
-        return {
-            "perf/step_time": step,
-            "perf/train_tokens_per_sec": num_tokens / train,
-            "perf/wait_time_ratio": (step - train) / step,
-            **{f"perf/{name}": seconds for name, seconds in self._seconds.items()},
-        }
+        metrics = {"perf/step_time": step, **{f"perf/{name}": seconds for name, seconds in self._seconds.items()}}
+        if train := self._seconds.get("train_time"):
+            metrics |= {"perf/train_tokens_per_sec": num_tokens / train, "perf/wait_time_ratio": (step - train) / step}
+        return metrics
 
 
 def report_unread(args: Any, read_elsewhere: set[str]) -> None:

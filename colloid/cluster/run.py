@@ -55,6 +55,16 @@ class Run:
     def __exit__(self, *exception: object) -> None:
         self._stop()
 
+    @property
+    def trains(self) -> bool:
+        """False with `--debug-rollout-only`: there are no trainer ranks, to train, to save or to send weights."""
+        return bool(self._workers)
+
+    @property
+    def serves(self) -> bool:
+        """False with `--debug-train-only`: there are no engines, to evaluate or to take weights."""
+        return bool(self._engines.addresses)
+
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets with the current weights."""
         return self._wait([self._rollout.evaluate.remote(rollout_id)], f"the evaluation before rollout {rollout_id}")[0]
@@ -110,7 +120,12 @@ class Run:
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
-        plan = SlotPlan(args.world_size, args.num_engines, args.rollout_num_gpus_per_engine, bool(args.colocate))
+        plan = SlotPlan(
+            0 if args.debug_rollout_only else args.world_size,
+            0 if args.debug_train_only else args.num_engines,
+            args.rollout_num_gpus_per_engine,
+            bool(args.colocate),
+        )
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
@@ -121,7 +136,7 @@ class Run:
             check_not_finished(args.num_rollout, resume_from)
         started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
         self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
-        self.start_rollout_id = states[0].start_rollout_id
+        self.start_rollout_id = states[0].start_rollout_id if states else 0
         if resume_from is not None:
             self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), self.start_rollout_id - 1)
@@ -132,9 +147,11 @@ class Run:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         args = self.args
+        if not plan.num_trainer_ranks:
+            return []
         group = reserve(plan, args.device)
         rendezvous = Path(args.run_dir).resolve() / f".rendezvous_{time.time_ns()}"
-        for rank in range(args.world_size):
+        for rank in range(plan.num_trainer_ranks):
             options = {
                 "num_cpus": 1,
                 "num_gpus": 1 if args.device == "cuda" else 0,

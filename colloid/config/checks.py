@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import layout, sglang
+from colloid.config import debug, layout, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -85,7 +85,7 @@ def _entry(args: Args) -> str | None:
 
 
 def _prompt_data(args: Args) -> str | None:
-    if args.prompt_data is None and "data_source_path" in args.given:
+    if args.debug_train_only or (args.prompt_data is None and "data_source_path" in args.given):
         return None
     if args.prompt_data is None:
         return "no prompts: give a JSONL file with --prompt-data FILE"
@@ -198,6 +198,14 @@ def _dynamic_batch(args: Args) -> str | None:
         return f"--max-tokens-per-gpu {args.max_tokens_per_gpu} needs --use-dynamic-batch-size"
     if args.use_dynamic_batch_size and "micro_batch_size" in args.given:
         return f"--micro-batch-size {args.micro_batch_size} and --use-dynamic-batch-size exclude each other"
+    log_probs, trained = args.log_probs_max_tokens_per_gpu, args.max_tokens_per_gpu
+    if log_probs is not None and not args.use_dynamic_batch_size:
+        return f"--log-probs-max-tokens-per-gpu {log_probs} needs --use-dynamic-batch-size"
+    if log_probs is not None and log_probs < trained:
+        return (
+            f"--log-probs-max-tokens-per-gpu {log_probs} is less than --max-tokens-per-gpu {trained}: a pass without "
+            "a backward needs less memory, so its budget is at least that"
+        )
     return None
 
 
@@ -209,6 +217,7 @@ def _engine_precision(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *debug.RULES,
     _set_by_colloid,
     _context,
     _greedy,
@@ -228,12 +237,13 @@ RUN_RULES: tuple[Rule, ...] = (
     _prompt_data,
     _eval_data,
     _hook_files,
+    *debug.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
-    found = []
+    found = debug.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import checks, derive, layout, model, rundir
+from colloid.config import checks, debug, derive, layout, model, rundir
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -46,6 +46,8 @@ _READ_BY_PARSING = [
     "device",
     "load",
     "ckpt_step",
+    "ref_ckpt_step",
+    "finetune",
     "num_epoch",
     "hf_checkpoint",
     "ref_load",
@@ -55,6 +57,7 @@ _READ_BY_PARSING = [
     "actor_num_nodes",
     "actor_num_gpus_per_node",
     "use_tensorboard",
+    "balance_data",
     "bf16",
     "global_batch_size",
     "num_steps_per_rollout",
@@ -107,6 +110,7 @@ def resolve(args: Args) -> None:
     derive.resolve_batch_sizes(args)
     derive.resolve_algorithm(args)
     derive.resolve_evaluation(args)
+    debug.resolve_debug(args)
     derive.resolve_schedule(args)
     model.resolve_load(args)
     model.resolve_model(args)

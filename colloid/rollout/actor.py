@@ -12,6 +12,7 @@ from typing import Any
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.observe.logs import setup_logging
+from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
 
 logger = logging.getLogger(__name__)
@@ -35,7 +36,7 @@ class RolloutHandle:
     """What the driver gets of a rollout: references to the data, and its metrics."""
 
     batches: list[Any]
-    """One Ray reference to a `RankBatch` a data-parallel rank."""
+    """One Ray reference to a `RankBatch` a data-parallel rank; none where there is no trainer."""
     num_tokens: int
     """Prompt and response tokens that are trained: of the samples in a micro-batch."""
     metrics: dict[str, float]
@@ -47,18 +48,20 @@ class RolloutActor:
     def __init__(self, args: Any):
         setup_logging(args.run_dir, "rollout")
         self._args = args
-        self._manager: RolloutManager | None = None
+        self._manager: RolloutManager | LoadedRollouts | None = None
         self._fleet: Fleet | None = None
 
     def load_data(self) -> int:
         """Reads and checks data, reward and hooks. Returns the prompts in the training data set, after the filters."""
-        self._manager = RolloutManager(self._args)
+        self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
     async def start(self, num_rollout: int) -> EngineAccess:
-        """Starts engines and router. Returns when all of them serve."""
+        """Starts engines and router, if any. Returns when all of them serve."""
         args = self._args
         args.num_rollout = num_rollout
+        if args.debug_train_only:
+            return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         self._fleet = Fleet(fleet_config(args, api_key))
         self._fleet.start()
@@ -106,7 +109,8 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
 
     return FleetConfig(
         num_engines=args.num_engines,
-        model_path=args.hf_checkpoint,
+        # Where no trainer sends its weights, the engines load those that it would start with.
+        model_path=args.init_checkpoint if args.debug_rollout_only else args.hf_checkpoint,
         log_dir=Path(args.run_dir) / "engines",
         api_key=api_key,
         engine_options=embedded_options(args),

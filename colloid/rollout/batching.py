@@ -1,31 +1,102 @@
-"""What the options say about micro-batches: their bounds, and what is spread evenly over them and over the ranks."""
+"""From a rollout's samples to each rank's micro-batches, as the options ask: columns, bounds, what is balanced."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
+from colloid.algorithms.estimators import Credit, get_estimator
+from colloid.algorithms.rewards import shape_rewards
 from colloid.config.layout import data_parallel_size
 from colloid.data.batch import RankBatch, RolloutBatch
+from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
+from colloid.data.sample import Sample
 from colloid.data.schedule import Bounds, build_rank_batches
+from colloid.rollout.costs import sequence_costs
+
+NUM_EXAMPLES = 4
 
 
-def schedule(args: Any, batch: RolloutBatch, has_gradient: np.ndarray) -> list[RankBatch]:
-    """One `RankBatch` for each data-parallel rank, as the options ask.
+@dataclass(frozen=True)
+class RolloutResult:
+    """One rollout, ready for the trainer."""
 
-    Args:
-        has_gradient: bool [B], see `build_rank_batches`.
-    """
+    batches: list[RankBatch]
+    """One a data-parallel rank."""
+    metrics: dict[str, float]
+    examples: list[dict[str, Any]]
+    """A few samples: prompt, response, label, reward, status."""
+
+
+def rollout_result(args: Any, samples: list[Sample], batch: RolloutBatch) -> RolloutResult:
+    """The samples scheduled, without metrics. Where there is no trainer (`--debug-rollout-only`), no batches."""
+    batches = [] if args.debug_rollout_only else schedule(args, batch)
+    return RolloutResult(batches, {}, [example(sample) for sample in samples[:NUM_EXAMPLES]])
+
+
+def schedule(args: Any, batch: RolloutBatch) -> list[RankBatch]:
+    """One `RankBatch` for each data-parallel rank, as the options ask."""
     return build_rank_batches(
         batch,
         data_parallel_size=data_parallel_size(args),
         num_steps=args.num_steps_per_rollout,
         bounds=micro_batch_bounds(args),
-        has_gradient=has_gradient,
+        has_gradient=has_gradient(args, batch),
         costs=sequence_costs(args, batch.lengths) if args.balance_by_flops else None,
     )
+
+
+def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
+    """The samples as columns, their rewards shaped by the estimator's baseline."""
+    raw = reward_values(samples, args.reward_key)
+    shaped = shape_rewards(
+        torch.from_numpy(raw),
+        torch.from_numpy(group_ids(samples)),
+        args.advantage_estimator,
+        valid=torch.from_numpy(voting_samples(samples)),
+        std_normalization=args.grpo_std_normalization,
+        normalize=args.rewards_normalization,
+    )
+    return to_columns(
+        samples,
+        raw_rewards=raw,
+        rewards=shaped.numpy(),
+        num_steps=args.num_steps_per_rollout,
+        per_token_loss=bool(args.calculate_per_token_loss),
+    )
+
+
+def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
+    """bool [B]: False where a sample's loss is exactly zero whatever the policy, so that it needs no backward."""
+    unmasked = batch.loss_weights > 0
+    estimator = get_estimator(args.advantage_estimator)
+    by_reward_alone = (
+        estimator.credit is Credit.BROADCAST
+        and not (estimator.kl_in_rewards and getattr(args, "kl_coef", 0))
+        and not estimator.always_whitens
+        and not args.normalize_advantages
+        and not (args.use_kl_loss and args.kl_loss_coef)
+        and not args.entropy_coef
+        and args.loss_type == "policy_loss"
+        and not getattr(args, "use_opd", False)
+        and not getattr(args, "num_experts", None)
+    )
+    return unmasked & (batch.rewards != 0.0) if by_reward_alone else unmasked
+
+
+def example(sample: Sample) -> dict[str, Any]:
+    """What a person wants to see of a sample."""
+    return {
+        "prompt": sample.prompt,
+        "response": sample.response,
+        "label": sample.label,
+        "reward": sample.reward,
+        "status": sample.status.value,
+    }
 
 
 def micro_batch_bounds(args: Any) -> Bounds:
@@ -44,47 +115,3 @@ def micro_batch_bounds(args: Any) -> Bounds:
         log_probs_max_tokens=budget(args.log_probs_max_tokens_per_gpu),
         length_multiple=chunk,
     )
-
-
-def sequence_costs(args: Any, lengths: np.ndarray) -> np.ndarray:
-    """int64 [N]: the floating-point operations of sequences, in units of those of one query and key in attention.
-
-    A sequence of length L takes 2 L operations a weight that it meets, and L² (query and value dimensions) in causal
-    attention (Narayanan et al. 2021, appendix).
-    """
-    lengths = np.asarray(lengths, dtype=np.int64)
-    attention = args.num_layers * args.num_attention_heads * sum(_head_dimensions(args))
-    weights = (
-        _attention_weights(args) * args.num_layers + _mlp_weights(args) + args.hidden_size * (args.vocab_size or 0)
-    )
-    return lengths * max(1, round(2 * weights / attention)) + lengths**2
-
-
-def _head_dimensions(args: Any) -> tuple[int, int]:
-    if args.multi_latent_attention:
-        return args.qk_head_dim + args.qk_pos_emb_head_dim, args.v_head_dim
-    return args.kv_channels, args.kv_channels
-
-
-def _attention_weights(args: Any) -> int:
-    """Of one layer."""
-    hidden, heads = args.hidden_size, args.num_attention_heads
-    query, value = _head_dimensions(args)
-    if not args.multi_latent_attention:
-        return hidden * (2 * heads + 2 * args.num_query_groups) * query
-    from_query = args.q_lora_rank * (hidden + heads * query) if args.q_lora_rank else hidden * heads * query
-    keys = args.kv_lora_rank * (hidden + heads * (args.qk_head_dim + value)) + hidden * args.qk_pos_emb_head_dim
-    return from_query + keys + heads * value * hidden
-
-
-def _mlp_weights(args: Any) -> int:
-    """Of all layers; of experts, those that a token meets."""
-    dense, sparse = args.num_layers, 0
-    if args.num_experts:
-        frequency = args.moe_layer_freq
-        layers = frequency if isinstance(frequency, list) else [i % frequency == 0 for i in range(args.num_layers)]
-        sparse = sum(map(bool, layers))
-        dense -= sparse
-    experts = (args.moe_ffn_hidden_size or args.ffn_hidden_size) * args.moe_router_topk
-    shared = args.moe_shared_expert_intermediate_size or 0
-    return 3 * args.hidden_size * (dense * args.ffn_hidden_size + sparse * (experts + shared))

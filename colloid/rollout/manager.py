@@ -14,29 +14,22 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from colloid.algorithms.estimators import Credit, get_estimator
-from colloid.algorithms.rewards import shape_rewards
-from colloid.data.batch import RankBatch, RolloutBatch
-from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
+from colloid.config.debug import rollout_file
 from colloid.data.prompts import load_tokenizer
-from colloid.data.sample import Sample
 from colloid.data.source import Group, flatten
 from colloid.errors import CheckpointError, HookError
-from colloid.rollout.batching import schedule
+from colloid.rollout.batching import RolloutResult, rollout_batch, rollout_result
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
 from colloid.rollout.evaluate import evaluation_metrics
 from colloid.rollout.generate import mark_consumed
 from colloid.rollout.grading import Grader
 from colloid.rollout.metrics import rollout_metrics, warn_of_useless_rewards
-from colloid.rollout.record import write_samples
+from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.runner import check_not_all_failed
 from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
 from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
@@ -44,18 +37,6 @@ from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "rollout.json"
-NUM_EXAMPLES = 4
-
-
-@dataclass(frozen=True)
-class RolloutResult:
-    """One rollout, ready for the trainer."""
-
-    batches: list[RankBatch]
-    """One a data-parallel rank."""
-    metrics: dict[str, float]
-    examples: list[dict[str, Any]]
-    """A few samples: prompt, response, label, reward, status."""
 
 
 class RolloutManager:
@@ -120,16 +101,18 @@ class RolloutManager:
             )
         self._delivered[rollout_id] = output.samples
         samples = [sample for group in output.samples for sample in flatten(group)]
+        if self._args.save_debug_rollout_data:
+            path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
+            await asyncio.to_thread(save_rollout, path, samples)
         check_not_all_failed(samples, f"rollout {rollout_id}")
         batch = rollout_batch(self._args, samples)
-        batches = schedule(self._args, batch, has_gradient(self._args, batch))
         warn_of_useless_rewards(samples, batch, rollout_id)
         path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
         await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())
+        result = rollout_result(self._args, samples, batch)
         seconds = time.monotonic() - started
-        metrics = {**(output.metrics or {})}
-        metrics |= rollout_metrics(samples, batch, seconds=seconds, weight_version=weight_version)
-        return RolloutResult(batches, metrics, [example(sample) for sample in samples[:NUM_EXAMPLES]])
+        metrics = rollout_metrics(samples, batch, seconds=seconds, weight_version=weight_version)
+        return replace(result, metrics={**(output.metrics or {}), **metrics})
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -188,52 +171,3 @@ class RolloutManager:
         """Training is done with rollouts up to this one: a resume need not hand their prompts out again."""
         for done in [delivered for delivered in self._delivered if delivered <= rollout_id]:
             mark_consumed(self._source, self._delivered.pop(done))
-
-
-def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
-    """The samples as columns, their rewards shaped by the estimator's baseline."""
-    raw = reward_values(samples, args.reward_key)
-    shaped = shape_rewards(
-        torch.from_numpy(raw),
-        torch.from_numpy(group_ids(samples)),
-        args.advantage_estimator,
-        valid=torch.from_numpy(voting_samples(samples)),
-        std_normalization=args.grpo_std_normalization,
-        normalize=args.rewards_normalization,
-    )
-    return to_columns(
-        samples,
-        raw_rewards=raw,
-        rewards=shaped.numpy(),
-        num_steps=args.num_steps_per_rollout,
-        per_token_loss=bool(args.calculate_per_token_loss),
-    )
-
-
-def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
-    """bool [B]: False where a sample's loss is exactly zero whatever the policy, so that it needs no backward."""
-    unmasked = batch.loss_weights > 0
-    estimator = get_estimator(args.advantage_estimator)
-    by_reward_alone = (
-        estimator.credit is Credit.BROADCAST
-        and not (estimator.kl_in_rewards and getattr(args, "kl_coef", 0))
-        and not estimator.always_whitens
-        and not args.normalize_advantages
-        and not (args.use_kl_loss and args.kl_loss_coef)
-        and not args.entropy_coef
-        and args.loss_type == "policy_loss"
-        and not getattr(args, "use_opd", False)
-        and not getattr(args, "num_experts", None)
-    )
-    return unmasked & (batch.rewards != 0.0) if by_reward_alone else unmasked
-
-
-def example(sample: Sample) -> dict[str, Any]:
-    """What a person wants to see of a sample."""
-    return {
-        "prompt": sample.prompt,
-        "response": sample.response,
-        "label": sample.label,
-        "reward": sample.reward,
-        "status": sample.status.value,
-    }

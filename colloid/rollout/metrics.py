@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 def rollout_metrics(
-    samples: list[Sample], batch: RolloutBatch, *, seconds: float, weight_version: int | None
+    samples: list[Sample], batch: RolloutBatch, *, seconds: float | None, weight_version: int | None
 ) -> dict[str, float]:
     """`rollout/…` and `perf/…` of the samples that will be trained. What was not measured is not in it."""
     valid = ~np.isnan(batch.raw_rewards)
@@ -28,9 +28,10 @@ def rollout_metrics(
         "rollout/truncated_ratio": float(np.mean([sample.status is Status.TRUNCATED for sample in samples])),
         "rollout/num_failed_samples": float((~valid).sum()),
         "rollout/num_removed_samples": float(sum(sample.remove_sample for sample in samples)),
-        "perf/rollout_time": seconds,
-        "perf/rollout_tokens_per_sec": float(lengths.sum()) / seconds,
     }
+    if seconds is not None:
+        metrics["perf/rollout_time"] = seconds
+        metrics["perf/rollout_tokens_per_sec"] = float(lengths.sum()) / seconds
     if valid.any():
         metrics["rollout/raw_reward"] = float(batch.raw_rewards[valid].mean())
         metrics["rollout/raw_reward/max"] = float(batch.raw_rewards[valid].max())

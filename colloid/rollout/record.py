@@ -1,12 +1,20 @@
-"""Samples on disk: one Parquet file a rollout or evaluation, for pandas, duckdb, datasets."""
+"""Samples on disk: one Parquet file a rollout or evaluation, for pandas, duckdb, datasets; and whole, to train on.
+
+Whole (`save_rollout`): JSON lines, one `Sample.to_dict` a line, in the order in which the trainer gets them. Floats are
+read back bit by bit; so a run on the files computes what the run that wrote them computed.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import orjson
+
 from colloid.data.sample import Sample
+from colloid.errors import DataError
 
 
 def write_samples(path: str | Path, samples: list[Sample], shaped_rewards: list[float] | None = None) -> None:
@@ -37,6 +45,51 @@ def write_samples(path: str | Path, samples: list[Sample], shaped_rewards: list[
     temporary = path.with_suffix(".tmp")
     pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd")
     os.replace(temporary, path)
+
+
+def save_rollout(path: str | Path, samples: Sequence[Sample]) -> None:
+    """Writes the samples, whole or not at all.
+
+    Raises:
+        DataError: a sample holds what JSON cannot.
+    """
+    lines = []
+    for sample in samples:
+        try:
+            lines.append(orjson.dumps(sample.to_dict(), option=orjson.OPT_SERIALIZE_NUMPY))
+        except TypeError as error:
+            raise DataError(
+                f"--save-debug-rollout-data {path}: sample {sample.index} (its metadata, label or reward) holds what "
+                f"JSON cannot: {error}"
+            ) from error
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(b"".join(line + b"\n" for line in lines))
+    os.replace(temporary, path)
+
+
+def load_rollout(path: str | Path) -> list[Sample]:
+    """The samples of a file, in its order.
+
+    Raises:
+        DataError: there is none, or a line is no sample; names the line.
+    """
+    samples = []
+    try:
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    samples.append(Sample.from_dict(orjson.loads(line)))
+                except (ValueError, TypeError) as error:
+                    raise DataError(
+                        f"{path}:{number} is no sample as --save-debug-rollout-data writes it: {error}"
+                    ) from error
+    except OSError as error:
+        raise DataError(f"--load-debug-rollout-data: {path} cannot be read: {error}") from error
+    if not samples:
+        raise DataError(f"--load-debug-rollout-data: {path} holds no samples")
+    return samples
 
 
 def _text(value: object) -> str | None:

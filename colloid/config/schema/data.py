@@ -47,17 +47,17 @@ BATCH = (
         shown="the rollout batch size",
     ),
     opt("--use-dynamic-batch-size", FLAG, None, "Fill micro-batches by tokens."),
-    opt("--max-tokens-per-gpu", "int", None, "Tokens a micro-batch.", low=1),
+    opt("--max-tokens-per-gpu", "int", None, "Tokens a micro-batch, for each of the ranks that share it.", low=1),
     opt(
         "--log-probs-max-tokens-per-gpu",
         "int",
         None,
-        "Tokens a micro-batch where only log-probs are computed.",
+        "The same where only log-probs are computed.",
         low=1,
-        **LATER,
+        shown="--max-tokens-per-gpu",
     ),
-    opt("--balance-data", FLAG, None, "Spread the tokens evenly over the ranks.", **LATER),
-    opt("--balance-by-flops", FLAG, None, "Spread the work evenly over the ranks.", **LATER),
+    opt("--balance-data", FLAG, None, "Accepted: tokens are always spread evenly over the ranks."),
+    opt("--balance-by-flops", FLAG, None, "Spread operations evenly rather than tokens."),
     opt("--data-pad-size-multiplier", "int", 128, "Packs are padded to a multiple of this.", low=1, **LATER),
 )
 

@@ -33,11 +33,11 @@ LOGGING = (
 )
 
 DEBUG = (
-    opt("--debug-rollout-only", FLAG, None, "Only generate.", **LATER),
-    opt("--debug-train-only", FLAG, None, "Only train.", **LATER),
-    opt("--save-debug-rollout-data", "str", None, "Save rollouts to this path.", **LATER),
-    opt("--load-debug-rollout-data", "str", None, "Train on saved rollouts.", **LATER),
-    opt("--load-debug-rollout-data-subsample", "float", None, "On this share of them.", low=0, high=1, **LATER),
+    opt("--debug-rollout-only", FLAG, None, "Only generate: no trainer."),
+    opt("--debug-train-only", FLAG, None, "Only train, on saved rollouts: no engines."),
+    opt("--save-debug-rollout-data", "str", None, "Save each rollout's samples to this path, with `{rollout_id}`."),
+    opt("--load-debug-rollout-data", "str", None, "Train on rollouts that were saved so."),
+    opt("--load-debug-rollout-data-subsample", "float", None, "On this share of their groups.", low=0, high=1),
     opt("--save-debug-train-data", "str", None, "Save what is trained on to this path.", **LATER),
     opt("--dump-details", "str", None, "Save all of the above there.", **LATER),
     opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
