@@ -86,6 +86,10 @@ USED: dict[str, tuple | None] = {
     "use_dist_ckpt": None,
     "ckpt_format": ("torch_dist",),
     "ckpt_step": None,
+    "finetune": None,
+    "no_load_optim": None,
+    "no_load_rng": None,
+    "no_save_rng": None,
     **moe_mla.USED,
 }
 """Options that colloid reads, with the values that work (None: all). Some name what is done anyway."""

@@ -17,6 +17,9 @@ from colloid.models.derive import model_arguments
 MARKER = "latest_checkpointed_iteration.txt"
 """The file in a checkpoint directory that names the last good one."""
 
+RELEASE = "release"
+"""What the marker names, and the directory, where the weights are of no step of a run: a converted model."""
+
 _DEFAULTS = {
     "rotary_base": 10000,
     "rotary_percent": 1.0,
@@ -34,6 +37,9 @@ _DEFAULTS = {
 def resolve_load(args: Args) -> None:
     """Decides what `--load` is: sets `resume_from`, or makes it the start weights.
 
+    A run goes on from its own checkpoints. With `--finetune`, and where the checkpoint is not a run's (that of the
+    converter, or of Megatron itself), the weights are all that is taken.
+
     Raises:
         ConfigError: it is neither a checkpoint directory, nor a Hugging Face directory, nor empty or missing; or the
             marker names a checkpoint that is not there.
@@ -48,9 +54,9 @@ def resolve_load(args: Args) -> None:
         raise ConfigError(f"--load {load} is a file; give a directory of checkpoints or a Hugging Face directory")
     marker = os.path.join(load, MARKER)
     if os.path.isfile(marker) or args.ckpt_step is not None:
-        args.resume_from = _committed(load, marker, args.ckpt_step)
-    elif re.fullmatch(r"iter_\d{7,}", os.path.basename(os.path.normpath(load))):
-        args.resume_from = os.path.normpath(load)
+        _go_on_from(args, _committed(load, marker, args.ckpt_step))
+    elif re.fullmatch(r"iter_\d{7,}", os.path.basename(os.path.normpath(load))) or is_torch_dist(load):
+        _go_on_from(args, os.path.normpath(load))
     elif os.path.isfile(os.path.join(load, "config.json")):
         args.init_checkpoint = load
     elif any(not name.startswith(".writing_") for name in os.listdir(load)):
@@ -60,10 +66,36 @@ def resolve_load(args: Args) -> None:
         )
 
 
+def is_torch_dist(directory: str | os.PathLike[str]) -> bool:
+    """Whether files of Megatron's torch_dist format lie in it."""
+    return all(os.path.isfile(os.path.join(directory, name)) for name in ("metadata.json", ".metadata"))
+
+
+def _go_on_from(args: Args, checkpoint: str) -> None:
+    if args.finetune or not os.path.isfile(os.path.join(checkpoint, "meta.json")):
+        args.init_checkpoint = _torch_dist(checkpoint, "--load")
+    else:
+        args.resume_from = checkpoint
+
+
+def _torch_dist(checkpoint: str, option: str) -> str:
+    """Where the model's files lie in a committed checkpoint."""
+    for directory in (os.path.join(checkpoint, "trainer"), checkpoint):
+        if is_torch_dist(directory):
+            return directory
+    raise ConfigError(
+        f"{option} {checkpoint} holds no model in Megatron's torch_dist format (metadata.json and .metadata); convert "
+        "it, or give a Hugging Face directory"
+    )
+
+
 def _committed(load: str, marker: str, step: int | None) -> str:
+    """The directory of a step, or the one that the marker names (a converter's is called `release`, as Megatron's)."""
     if step is None:
         with open(marker, encoding="utf-8") as file:
             text = file.read().strip()
+        if text == RELEASE:
+            return os.path.join(load, RELEASE)
         if not text.isdigit():
             raise ConfigError(f"{marker} must hold a number, not {text!r}: choose a checkpoint with --ckpt-step")
         step = int(text)
@@ -84,7 +116,7 @@ def resolve_model(args: Args) -> None:
     """
     values = args.as_dict(redact=False)
     init = values.get("init_checkpoint")
-    name = values["hf_checkpoint"] or init
+    name = values["hf_checkpoint"] or (None if init and is_torch_dist(init) else init)
     directory = hf.find_model(name) if name else None
     if directory is None or not os.path.isfile(os.path.join(directory, "config.json")):
         _without_model(args, name, directory)
@@ -92,11 +124,13 @@ def resolve_model(args: Args) -> None:
     config = hf.read_hf_config(directory)
     args.hf_checkpoint, args.hf_config, args.model_type = directory, config, config.get("model_type")
     args.init_checkpoint = init or directory
-    args.ref_load = _model_directory(values["ref_load"], "--ref-load") if values["ref_load"] else args.init_checkpoint
+    args.ref_load = (
+        _reference(values["ref_load"], values["ref_ckpt_step"]) if values["ref_load"] else args.init_checkpoint
+    )
     derived = model_arguments(config)
     _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
     for option, other in (("--load", args.init_checkpoint), ("--ref-load", args.ref_load)):
-        if os.path.realpath(other) != os.path.realpath(directory):
+        if not is_torch_dist(other) and os.path.realpath(other) != os.path.realpath(directory):
             _same_model(derived, model_arguments(hf.read_hf_config(other)), option, other, directory)
     args.derive(derived)
     args.moe_layer_freq = derived.get("moe_layer_freq", args.moe_layer_freq)
@@ -133,12 +167,15 @@ def _fill_defaults(args: Args) -> None:
             setattr(args, key, value)
 
 
-def _model_directory(name: str, option: str) -> str:
+def _reference(name: str, step: int | None) -> str:
     directory = hf.find_model(name)
     if directory is None:
-        raise ConfigError(f"{option} {name}: there is no such directory")
-    if os.path.isfile(os.path.join(directory, MARKER)):
-        raise ConfigError(f"{option} {name}: checkpoints are not supported yet; give a Hugging Face directory")
+        raise ConfigError(f"--ref-load {name}: there is no such directory")
+    marker = os.path.join(directory, MARKER)
+    if os.path.isfile(marker) or step is not None:
+        return _torch_dist(_committed(directory, marker, step), "--ref-load")
+    if not os.path.isfile(os.path.join(directory, "config.json")):
+        return _torch_dist(directory, "--ref-load")
     hf.read_hf_config(directory)
     return directory
 

@@ -18,14 +18,15 @@ class Ranks:
         self.rank, self.world_size = rank, world_size
         self._init_method, self._count = init_method, 0
 
-    def actor(self, model: Path, **options: Any) -> Any:
+    def actor(self, model: Path, kind: Any = None, **options: Any) -> Any:
+        """`kind`: the class, if it is not `Actor`."""
         from colloid.training.actor import Actor
 
         self._count += 1
         resume = options.pop("resume_from", None)
         args = make_args(model, **options)
         args.resume_from = resume
-        actor = Actor(args, self.rank, self.world_size, f"{self._init_method}_{self._count}")
+        actor = (kind or Actor)(args, self.rank, self.world_size, f"{self._init_method}_{self._count}")
         actor.state = actor.start()
         return actor
 

@@ -1,4 +1,4 @@
-"""Two spawns for all tests here, on one rank and on two: importing Megatron takes longer than all cases together.
+"""Few spawns for many tests: importing Megatron takes longer than all cases together.
 
 `one_rank[case]` is what `cases.CASE` returned; `two_ranks[rank][case]`.
 """
@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.parallel import cases
+from tests.parallel import cases, reshard_cases
 from tests.parallel.engine import RecordingEngine
+from tests.parallel.family_models import make_family
 from tests.parallel.ranks import run_ranks
 
 LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
@@ -135,3 +136,91 @@ def one_step_runs(models: dict[str, Path]) -> dict[str, dict[str, Any]]:
         "qwen2": run(models["qwen2"], 4),
         "llama": run(models["llama"], 4),
     }
+
+
+TENSOR, PIPELINE, EXPERT = "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size"
+QUARTERS = {TENSOR: 2, PIPELINE: 2, "actor_num_gpus_per_node": 4}
+STEP = {"num_steps_per_rollout": 1, "lr_decay_style": "cosine"} | LOSS
+
+
+@pytest.fixture(scope="session")
+def parts(tmp_path_factory) -> dict[str, Path]:
+    """Models that are held in parts."""
+    place = tmp_path_factory.mktemp("models")
+    return {name: make_family(place / name, name) for name in ("qwen2", "qwen3", "qwen3_moe")}
+
+
+@pytest.fixture(scope="session")
+def recording_engine():
+    engine = RecordingEngine()
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="session")
+def exports(parts, recording_engine) -> dict[str, dict[str, Any]]:
+    """Of `reshard_cases.export`."""
+    url = recording_engine.url
+    moe, four = parts["qwen3_moe"], {"actor_num_gpus_per_node": 4}
+    interleaved = {PIPELINE: 2, "num_layers_per_virtual_pipeline_stage": 1}
+    return {
+        "tensor 2, pipeline 2, tied": {"model": parts["qwen2"], "options": QUARTERS, "url": url},
+        "expert 2": {"model": moe, "options": four | {EXPERT: 2}, "url": None},
+        "tensor 2, pipeline 2, expert 2": {
+            "model": moe,
+            "options": QUARTERS | {EXPERT: 2, "expert_tensor_parallel_size": 1, "sequence_parallel": True},
+            "url": url,
+        },
+        "pipeline 2, interleaved": {"model": parts["qwen3"], "options": four | interleaved, "url": None},
+    }
+
+
+@pytest.fixture(scope="session")
+def four_ranks_directory(tmp_path_factory) -> Path:
+    """Where they write, under the names of what they do."""
+    return tmp_path_factory.mktemp("four")
+
+
+@pytest.fixture(scope="session")
+def four_ranks(parts, exports, four_ranks_directory, tmp_path_factory) -> list[dict[str, Any]]:
+    """Of `reshard_cases.four_ranks`."""
+    quarters = STEP | QUARTERS
+    experts = STEP | {PIPELINE: 2, EXPERT: 2, "actor_num_gpus_per_node": 4}
+    saves = {
+        "plain": {"model": parts["qwen2"], "options": quarters},
+        "distributed": {"model": parts["qwen2"], "options": quarters | DISTRIBUTED | {"async_save": True}},
+        "experts": {"model": parts["qwen3_moe"], "options": experts},
+    }
+    given = {"exports": exports, "saves": saves, "place": four_ranks_directory}
+    return run_ranks(reshard_cases.four_ranks, 4, tmp_path_factory.mktemp("ranks"), timeout=150.0, **given)
+
+
+@pytest.fixture(scope="session")
+def two_ranks_resumed(four_ranks, parts, four_ranks_directory, tmp_path_factory) -> list[dict[str, Any]]:
+    """Of `reshard_cases.resume`."""
+    runs = {}
+    for name, options in (("plain", {}), ("distributed", DISTRIBUTED)):
+        resumed = {"resume_from": str(four_ranks_directory / name), "actor_num_gpus_per_node": 2}
+        runs[name] = {"model": parts["qwen2"], "options": STEP | options | resumed}
+    return run_ranks(reshard_cases.resume, 2, tmp_path_factory.mktemp("ranks"), runs=runs)
+
+
+@pytest.fixture(scope="session")
+def one_rank_resumed(four_ranks, parts, four_ranks_directory, tmp_path_factory) -> list[dict[str, Any]]:
+    """Of `reshard_cases.resume`."""
+    model, wider = parts["qwen2"], tmp_path_factory.mktemp("wider")
+    make_family(wider, "qwen2", intermediate_size=128)
+    places = {name: str(four_ranks_directory / name) for name in ("plain", "distributed", "experts")}
+    plain = STEP | {"resume_from": places["plain"]}
+    weights = four_ranks_directory / "plain" / "trainer"
+    runs = {
+        "plain": {"model": model, "options": plain},
+        "distributed": {"model": model, "options": STEP | DISTRIBUTED | {"resume_from": places["distributed"]}},
+        "experts": {"model": parts["qwen3_moe"], "options": STEP | {"resume_from": places["experts"]}},
+        "without optimizer": {"model": model, "options": plain | {"no_load_optim": True}},
+        "another optimizer": {"model": model, "options": plain | DISTRIBUTED},
+        "another model": {"model": wider, "options": plain},
+        "started from it": {"model": model, "options": STEP, "weights": weights},
+        "as reference": {"model": model, "options": STEP, "weights": weights, "reference": weights},
+    }
+    return run_ranks(reshard_cases.resume, 1, tmp_path_factory.mktemp("ranks"), runs=runs)

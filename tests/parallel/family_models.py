@@ -108,13 +108,13 @@ EXPERTS = [name for name, (_, options) in FAMILIES.items() if "moe_intermediate_
 """Those with experts."""
 
 
-def make_family(path: Path, name: str, seed: int = 0) -> Path:
+def make_family(path: Path, name: str, seed: int = 0, **changed: Any) -> Path:
     """Writes a float32 model of the family to `path`; returns it. Nothing in it is trivial: norms, biases, router."""
     import torch
     import transformers
 
     prefix, options = FAMILIES[name]
-    config = getattr(transformers, f"{prefix}Config")(**BASE | options)
+    config = getattr(transformers, f"{prefix}Config")(**BASE | options | changed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = getattr(transformers, f"{prefix}ForCausalLM")(config).float()

@@ -184,6 +184,8 @@ def test_load_takes_checkpoints_a_model_or_nothing(place):
     checkpoints = place / "saved"
     (checkpoints / "iter_0000007").mkdir(parents=True)
     (checkpoints / "iter_0000003").mkdir()
+    for step in (3, 7):
+        (checkpoints / f"iter_000000{step}" / "meta.json").write_text("{}")
     (checkpoints / "latest_checkpointed_iteration.txt").write_text("7\n")
     assert run("--load", "saved").resume_from == "saved/iter_0000007"
     assert run("--load", "saved", "--ckpt-step", "3").resume_from == "saved/iter_0000003"
@@ -203,6 +205,7 @@ def test_the_run_directory_is_new_or_goes_on(place):
     assert has(error_of("--run-name", "first"), "outputs/first", "--run-name", "--load outputs/first/checkpoints")
     first = place / "outputs" / "first" / "checkpoints"
     (first / "iter_0000004").mkdir(parents=True)
+    (first / "iter_0000004" / "meta.json").write_text("{}")
     (first / "latest_checkpointed_iteration.txt").write_text("4")
     args = run("--load", "outputs/first/checkpoints", "--save-interval", "5")
     assert (args.run_dir, args.run_name, args.save) == ("outputs/first", "first", "outputs/first/checkpoints")

@@ -13,8 +13,14 @@ CHECKPOINTS = (
         None,
         "Checkpoints to go on from, or a Hugging Face directory to start from; nothing there: a fresh start.",
     ),
-    opt("--ref-load", "str", None, "Hugging Face directory of the reference model.", shown="the start model"),
-    opt("--ref-ckpt-step", "int", None, "Its step.", low=0, **LATER),
+    opt(
+        "--ref-load",
+        "str",
+        None,
+        "Reference model: a Hugging Face directory, or checkpoints of this model.",
+        shown="the start model",
+    ),
+    opt("--ref-ckpt-step", "int", None, "Its step, where it is checkpoints.", low=0),
     opt("--save", "str", None, "Where checkpoints go.", shown="checkpoints/ of the run, with --save-interval"),
     opt(
         "--save-interval",
@@ -25,9 +31,14 @@ CHECKPOINTS = (
         aliases=("--persistent-save-interval",),
         shown="at the end, with --save",
     ),
-    opt("--no-save-optim", FLAG, None, "Leave the optimizer out of checkpoints.", **LATER),
-    opt("--async-save", FLAG, None, "Write checkpoints while training goes on.", **LATER),
-    opt("--save-hf", "str", None, "Also export to a Hugging Face directory.", **LATER),
+    opt("--no-save-optim", FLAG, None, "Leave the optimizer out of checkpoints."),
+    opt("--async-save", FLAG, None, "Write checkpoints while training goes on."),
+    opt(
+        "--save-hf",
+        "str",
+        None,
+        "With each save, also write this Hugging Face directory; {rollout_id} in it is replaced.",
+    ),
 )
 
 TRAINING = (

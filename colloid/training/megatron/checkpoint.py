@@ -8,7 +8,9 @@
 Loading checks every file first, so that a damaged one is named rather than half loaded. Nothing is unpickled beyond
 what torch's `weights_only` admits, the index of torch_dist apart.
 
-The optimizer's state is saved by parameter (`fully_reshardable`), never by rank, so that it fits any layout too.
+The optimizer's state is saved by parameter (`fully_reshardable`), never by rank, so that it fits any layout too. How
+it groups its parameters depends on the layout (experts have an optimizer of their own under expert parallelism), and is
+not saved: of the groups only the number of steps is, and the schedule sets the rest.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
+from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedBase
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -70,6 +74,8 @@ def save(
         CheckpointError: a file could not be written. Names the directory.
     """
 
+    steps: list[int] = []
+
     def extra() -> None:
         if with_rng:
             torch.save(random_states.get_states(), directory / _rank_file())
@@ -78,6 +84,7 @@ def save(
                 "rollout_id": state.rollout_id,
                 "weight_version": state.weight_version,
                 "optimizer": optimizer is not None,
+                "optimizer_steps": max(steps, default=0),
                 "distributed_optimizer": chunks[0].ddp_config.use_distributed_optimizer,
                 "scheduler": scheduler.state_dict() if scheduler else None,
                 "layout": _describe(layout),
@@ -86,7 +93,7 @@ def save(
         dist.barrier()
 
     try:
-        sharded = _sharded_state(chunks, optimizer, is_loading=False)
+        sharded = _sharded_state(chunks, optimizer, is_loading=False, steps=steps)
         writer.save(directory, sharded, extra, background=background)
     except (OSError, CheckpointError, CheckpointingException, CheckpointException) as error:
         raise CheckpointError(f"the trainer's state could not be written to {directory}: {last_line(error)}") from error
@@ -123,7 +130,7 @@ def load(
         )
     # The distributed optimizer copies into parameters that require gradients.
     with torch.no_grad():
-        _load_state(directory, chunks, optimizer if with_state else None)
+        _load_state(directory, chunks, optimizer if with_state else None, saved["optimizer_steps"])
         if not with_state:
             optimizer.reload_model_params()
     if with_optimizer and saved["scheduler"]:
@@ -145,7 +152,9 @@ def load_weights(directory: Path, chunks: list[DistributedDataParallel]) -> None
         _load_state(directory, chunks, None)
 
 
-def _load_state(directory: Path, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer | None) -> None:
+def _load_state(
+    directory: Path, chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer | None, num_steps: int = 0
+) -> None:
     model = _sharded_state(chunks, None, is_loading=True)
     check_fit(directory, model, unwrap(chunks[0]).true_vocab_size)
     sharded = _sharded_state(chunks, optimizer, is_loading=True)
@@ -156,12 +165,19 @@ def _load_state(directory: Path, chunks: list[DistributedDataParallel], optimize
     for row, chunk in enumerate(chunks):
         unwrap(chunk).load_state_dict(loaded[_model_key(row, chunks)])
     if optimizer is not None:
+        for group in _groups(loaded["optimizer"]):
+            group["step"] = num_steps
         optimizer.load_state_dict(loaded["optimizer"])
 
 
 def _sharded_state(
-    chunks: list[DistributedDataParallel], optimizer: MegatronOptimizer | None, *, is_loading: bool
+    chunks: list[DistributedDataParallel],
+    optimizer: MegatronOptimizer | None,
+    *,
+    is_loading: bool,
+    steps: list[int] | None = None,
 ) -> dict[str, Any]:
+    """Megatron's description of what each rank holds. `steps` is given the optimizer's step of each of its groups."""
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
@@ -172,8 +188,19 @@ def _sharded_state(
         _model_key(row, chunks): unwrap(chunk).sharded_state_dict(metadata=metadata) for row, chunk in enumerate(chunks)
     }
     if optimizer is not None:
-        state["optimizer"] = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+        held = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+        if steps is not None:
+            steps.extend(int(group.get("step", 0)) for group in _groups(held))
+        dict_list_map_inplace(lambda x: x if isinstance(x, ShardedBase) else LocalNonpersistentObject(x), held)
+        state["optimizer"] = held
     return state
+
+
+def _groups(state: Any) -> list[dict[str, Any]]:
+    """The groups of parameters in an optimizer's state, which count its steps."""
+    if not isinstance(state, dict):
+        return []
+    return [*state.get("param_groups", []), *(group for value in state.values() for group in _groups(value))]
 
 
 def _model_key(row: int, chunks: list[Any]) -> str:

@@ -17,11 +17,6 @@ OPTIMIZER = "optimizer."
 """What names of the optimizer's tensors begin with."""
 
 
-def is_torch_dist(directory: Path) -> bool:
-    """Whether files of Megatron's torch_dist format lie in it."""
-    return (directory / "metadata.json").is_file() and (directory / ".metadata").is_file()
-
-
 def check_fit(directory: Path, model_state: dict[str, Any], vocab_size: int) -> None:
     """Compares the checkpoint's tensors with the model's. Collective over all ranks.
 
