@@ -11,7 +11,7 @@ from typing import Any
 
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
-from colloid.config.layout import model_parallel_size
+from colloid.config.layout import least_ranks
 from colloid.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def resolve_devices(args: Args) -> None:
     counts = ("actor_num_gpus_per_node", "rollout_num_gpus", "colocate")
     if gpus and not args.given & {*counts, "actor_num_nodes"}:
         args.colocate, args.actor_num_gpus_per_node = True, gpus
-    least = -(-model_parallel_size(args) // args.actor_num_nodes)
+    least = -(-least_ranks(args) // args.actor_num_nodes)
     _default(args, actor_num_gpus_per_node=max(least, gpus // args.actor_num_nodes) if args.colocate else least)
     args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
     _default(args, rollout_num_gpus=args.world_size if args.colocate else args.rollout_num_gpus_per_engine)

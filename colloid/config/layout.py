@@ -5,6 +5,7 @@ Megatron's order of ranks, from the fastest: tensor, context, data, pipeline.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from colloid.config.args import Args
@@ -26,6 +27,13 @@ _UNEVEN_ENDS = {
 def model_parallel_size(args: Args) -> int:
     """Ranks that hold one copy of the model's sequence: tensor × pipeline × context."""
     return args.tensor_model_parallel_size * args.pipeline_model_parallel_size * args.context_parallel_size
+
+
+def least_ranks(args: Args) -> int:
+    """The fewest trainer ranks that the sizes of the layout divide, those of the experts too."""
+    expert_tensor = args.expert_tensor_parallel_size or args.tensor_model_parallel_size
+    experts = expert_tensor * args.expert_model_parallel_size * args.pipeline_model_parallel_size
+    return math.lcm(model_parallel_size(args), experts if args.expert_model_parallel_size > 1 else 1)
 
 
 def data_parallel_size(args: Args) -> int:
@@ -202,13 +210,14 @@ def _experts(args: Args) -> str | None:
             "--expert-model-parallel-size 1: Megatron's gradients of the experts are wrong without an error. Take "
             f"--expert-model-parallel-size {tensor}, or leave --expert-tensor-parallel-size out"
         )
-    if args.pipeline_model_parallel_size > 1 and "moe_token_dispatcher_type" in args.given:
-        dispatcher = args.moe_token_dispatcher_type
-        if dispatcher != "alltoall":
-            return (
-                f"--moe-token-dispatcher-type {dispatcher} with --pipeline-model-parallel-size above 1: packs differ "
-                "in length, and Megatron allows that with alltoall alone"
-            )
+    dispatcher = args.moe_token_dispatcher_type
+    if "moe_token_dispatcher_type" in args.given and dispatcher != "alltoall":
+        for option, ranks in (("pipeline", args.pipeline_model_parallel_size), ("expert", expert_size)):
+            if ranks > 1:
+                return (
+                    f"--moe-token-dispatcher-type {dispatcher} with --{option}-model-parallel-size {ranks}: packs "
+                    "differ in length from rank to rank, and alltoall alone allows that"
+                )
     return None
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from colloid.config.layout import data_parallel_rank
 from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.schedule import Bounds, build_rank_batches
 from tests.parallel.cases import Ranks
@@ -72,9 +73,13 @@ def one_layout(
     Args:
         rollout: of `make_rollout`.
     """
+    from colloid.training.megatron import parallel
+
     ranks = Ranks(rank, world_size, init_method)
     result: dict[str, Any] = {"steps": {}, "trainings": {}}
+    options = {"actor_num_gpus_per_node": world_size} | options
     actor = ranks.actor(model, lr=0.0, **options)
+    result["data-parallel rank"] = (data_parallel_rank(actor.args, rank), parallel.data_parallel_rank())
     for name in batches:
         metrics = actor.train(0, part(make_rollout(**rollout), **BATCHES[name]))
         result["steps"][name] = {"metrics": metrics, "gradients": whole_gradients(actor)}

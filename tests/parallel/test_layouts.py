@@ -7,15 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.parallel.family_models import VOCAB, make_family
 from tests.parallel.layouts import BATCHES, run_layouts
 from tests.parallel.ranks import run_ranks
 
-TP, SP, PP, CP = (
-    {"tensor_model_parallel_size": 2},
-    {"sequence_parallel": True},
-    {"pipeline_model_parallel_size": 2},
-    {"context_parallel_size": 2},
-)
+pytestmark = pytest.mark.timeout(240)
+
+TP = {"tensor_model_parallel_size": 2}
+SP = {"sequence_parallel": True}
+PP = {"pipeline_model_parallel_size": 2}
+CP = {"context_parallel_size": 2}
+EP = {"expert_model_parallel_size": 2}
 VPP = {"num_layers_per_virtual_pipeline_stage": 1}
 DISTRIBUTED = {"use_distributed_optimizer": True}
 OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -42,6 +44,15 @@ MORE: dict[str, dict[str, Any]] = {
     "PP2 CP2": PP | CP,
 }
 """Also of four ranks; with one way to make micro-batches."""
+EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "EP2": (2, EP),
+    "TP2 EP2 ETP1": (2, TP | SP | EP | {"expert_tensor_parallel_size": 1}),
+    "CP2 EP2": (2, CP | EP | DISTRIBUTED),
+    "EP2 distributed optimizer": (2, EP | DISTRIBUTED),
+    "TP2 EP2": (4, TP | SP | EP),
+    "PP2 EP2": (4, PP | EP | OVERLAPPED),
+}
+"""Of a mixture of experts: the number of ranks, and the options."""
 LAYOUTS = [*TWO_RANKS, *FOUR_RANKS, *MORE]
 LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
 POLICY_LOSSES = ["ppo", "gspo"]
@@ -54,6 +65,18 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
     model = tiny_model_dir("qwen3", hidden=32, layers=4)
     options = LOSS | {"ref_load": tiny_model_dir("qwen3", hidden=32, layers=4, seed=1)}
 
+    mixture = [make_family(tmp_path_factory.mktemp("experts"), "qwen3_moe", seed) for seed in (0, 1)]
+
+    def experts(name: str, size: int, further: dict[str, Any]) -> tuple[str, int, dict[str, Any]]:
+        arguments = {
+            "model": mixture[0],
+            "options": LOSS | {"ref_load": mixture[1]} | further,
+            "batches": ["2 samples", "dynamic"],
+            "rollout": {"vocab": VOCAB},
+            "policy_losses": ["ppo"],
+        }
+        return name, size, arguments
+
     def layout(name: str, size: int, further: dict[str, Any]) -> tuple[str, int, dict[str, Any]]:
         arguments = {
             "model": model,
@@ -65,10 +88,12 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
         return name, size, arguments
 
     pairs = [layout(name, 2, further) for name, further in TWO_RANKS.items()]
-    waves = [[layout("one rank", 1, {}), layout("TP1 recomputed", 1, RECOMPUTED)]]
+    waves = [[layout("one rank", 1, {}), experts("experts on one rank", 1, {})]]
     waves += [pairs[row : row + 2] for row in range(0, len(pairs), 2)]
     waves += [[layout(name, 4, further)] for name, further in (FOUR_RANKS | MORE).items()]
-    return run_ranks(run_layouts, 4, tmp_path_factory.mktemp("layouts"), timeout=110, waves=waves)
+    mixtures = [experts(name, size, further) for name, (size, further) in EXPERTS.items()]
+    waves += [mixtures[0:2], mixtures[2:4], mixtures[4:5], mixtures[5:6]]
+    return run_ranks(run_layouts, 4, tmp_path_factory.mktemp("layouts"), timeout=200, waves=waves)
 
 
 @pytest.fixture(scope="module")
@@ -80,18 +105,32 @@ def on_first_rank(results: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return next(ranks[name] for ranks in results if name in ranks)
 
 
+@pytest.mark.parametrize("name", EXPERTS)
+def test_a_mixture_of_experts_trains_as_on_one_rank(name, results):
+    check_steps(on_first_rank(results, name), results[1]["experts on one rank"])
+    check_trainings(on_first_rank(results, name), results[1]["experts on one rank"])
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_one_step_is_that_of_one_rank_whatever_the_micro_batches(name, results, one_rank):
-    found, wanted = on_first_rank(results, name)["steps"], one_rank["steps"]["2 samples"]
+    check_steps(on_first_rank(results, name), one_rank)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_two_adam_steps_are_those_of_one_rank(name, results, one_rank):
+    check_trainings(on_first_rank(results, name), one_rank)
+
+
+def check_steps(layout: dict[str, Any], one_rank: dict[str, Any]) -> None:
+    found, wanted = layout["steps"], one_rank["steps"]["2 samples"]
     assert found
     for batch in found:
         check_metrics(found[batch]["metrics"], wanted["metrics"], batch)
         check_gradients(found[batch]["gradients"], wanted["gradients"], batch)
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_two_adam_steps_are_those_of_one_rank(name, results, one_rank):
-    for loss, found in on_first_rank(results, name)["trainings"].items():
+def check_trainings(layout: dict[str, Any], one_rank: dict[str, Any]) -> None:
+    for loss, found in layout["trainings"].items():
         wanted = one_rank["trainings"][loss]
         check_metrics(found["metrics"], wanted["metrics"], loss, 3e-6)
         assert found["weights"].keys() == wanted["weights"].keys()
@@ -106,11 +145,18 @@ def test_training_moves_the_weights_and_depends_on_the_loss(one_rank):
 
 
 def test_metrics_are_the_same_on_all_ranks(results):
-    for name in LAYOUTS:
+    for name in [*LAYOUTS, *EXPERTS]:
         ranks = [rank[name] for rank in results if name in rank]
         for kind in ("steps", "trainings"):
             for case, first in ranks[0][kind].items():
                 assert all(timeless(rank[kind][case]["metrics"]) == timeless(first["metrics"]) for rank in ranks[1:])
+
+
+def test_the_driver_knows_which_part_of_the_batch_a_rank_trains(results):
+    for name in [*LAYOUTS, *EXPERTS]:
+        places = [rank[name]["data-parallel rank"] for rank in results if name in rank]
+        assert all(told == actual for told, actual in places), (name, places)
+    assert [rank["CP2 DP2"]["data-parallel rank"][0] for rank in results] == [0, 0, 1, 1]
 
 
 def timeless(metrics: dict[str, float]) -> dict[str, float]:
