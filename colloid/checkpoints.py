@@ -2,7 +2,7 @@
 
     checkpoints/
       latest_checkpointed_iteration.txt     the marker: names the last good one
-      iter_0000007/                         after rollout 7
+      iter_0000007/                         after rollout 7; `release` where a model was converted
         meta.json  trainer/  rollout/
 
 Writing: everything goes into `.writing_iter_0000007`, is synced to the disk, renamed, and only then the marker moves.
@@ -14,13 +14,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from colloid.errors import CheckpointError, ConfigError, written_for_user
 
 MARKER = "latest_checkpointed_iteration.txt"
+CHECKSUMS_FILE = "checksums.json"
+"""The last file of a trainer's part."""
+FAILED_FILE = "failed.txt"
+"""There instead where it could not be written in the background: the reason."""
 FORMAT = 1
 """Raised when the layout changes; another one is refused."""
 
@@ -42,27 +49,114 @@ def write_checkpoint(root: Path, rollout_id: int, meta: dict[str, Any], write: C
     Raises:
         CheckpointError: it could not be written (a full disk, say); the last good one is untouched.
     """
-    final, writing = root / checkpoint_name(rollout_id), root / f".writing_{checkpoint_name(rollout_id)}"
+    with _named_errors(root, rollout_id):
+        write(_begin(root, rollout_id))
+        return _commit(root, rollout_id, meta)
+
+
+class BackgroundCheckpoint:
+    """A checkpoint that is committed in a thread, once what writes it is done. Arguments as of `write_checkpoint`.
+
+    Args:
+        begin: starts to fill the directory that it is given.
+        finish: returns when the directory is filled, or raises.
+
+    Raises:
+        CheckpointError: it could not be begun.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        rollout_id: int,
+        meta: dict[str, Any],
+        begin: Callable[[Path], None],
+        finish: Callable[[Path], None],
+    ):
+        with _named_errors(root, rollout_id):
+            writing = _begin(root, rollout_id)
+            begin(writing)
+        self._error: CheckpointError | None = None
+
+        def run() -> None:
+            try:
+                with _named_errors(root, rollout_id):
+                    finish(writing)
+                    _commit(root, rollout_id, meta)
+            except CheckpointError as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when the checkpoint is committed.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+def wait_written(trainer: Path, deadline: float, interval: float = 0.1) -> None:
+    """Returns when a trainer's part that is written in the background is whole.
+
+    A trainer that died is noticed earlier than by the deadline: by the driver's next call to it.
+
+    Args:
+        deadline: seconds.
+        interval: seconds between two looks.
+
+    Raises:
+        CheckpointError: it could not be written, or not in time.
+    """
+    end = time.monotonic() + deadline
+    while not (trainer / CHECKSUMS_FILE).exists():
+        if (trainer / FAILED_FILE).exists():
+            raise CheckpointError((trainer / FAILED_FILE).read_text())
+        if time.monotonic() > end:
+            raise CheckpointError(f"the trainer ranks did not finish writing {trainer} within {deadline:g} s")
+        time.sleep(interval)
+
+
+def _begin(root: Path, rollout_id: int) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in root.glob(".writing_*"):
+        shutil.rmtree(leftover)
+    writing = _writing(root, rollout_id)
+    writing.mkdir()
+    return writing
+
+
+def _commit(root: Path, rollout_id: int, meta: dict[str, Any]) -> Path:
+    final, writing = root / checkpoint_name(rollout_id), _writing(root, rollout_id)
+    (writing / "meta.json").write_text(json.dumps({"format": FORMAT, "rollout_id": rollout_id, **meta}, indent=1))
+    _sync_tree(writing)
+    if final.exists():  # left by a run that went further; never what the marker names, see `check_save_directory`
+        shutil.rmtree(final)
+    writing.rename(final)
+    _write_marker(root, rollout_id)
+    return final
+
+
+def _writing(root: Path, rollout_id: int) -> Path:
+    return root / f".writing_{checkpoint_name(rollout_id)}"
+
+
+@contextmanager
+def _named_errors(root: Path, rollout_id: int) -> Iterator[None]:
+    """Whatever goes wrong inside becomes a `CheckpointError`, and what was half written is removed."""
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        for leftover in root.glob(".writing_*"):
-            shutil.rmtree(leftover)
-        writing.mkdir()
-        write(writing)
-        (writing / "meta.json").write_text(json.dumps({"format": FORMAT, "rollout_id": rollout_id, **meta}, indent=1))
-        _sync_tree(writing)
-        if final.exists():  # left by a run that went further; never what the marker names, see `check_save_directory`
-            shutil.rmtree(final)
-        writing.rename(final)
-        _write_marker(root, rollout_id)
+        yield
     except Exception as error:  # Megatron and torch raise whatever they like where a disk is full.
         free = _free_space(root)
-        shutil.rmtree(writing, ignore_errors=True)
+        shutil.rmtree(_writing(root, rollout_id), ignore_errors=True)
         raise CheckpointError(
             f"the checkpoint of rollout {rollout_id} could not be written to {root}{free}. Free some space there or "
             f"choose another place with --save; {_last_good(root)}. The reason: {written_for_user(error) or error}"
         ) from error
-    return final
 
 
 def check_save_directory(root: Path, resume_from: Path | None) -> None:

@@ -84,7 +84,7 @@ def evaluation_due(args: Any, rollout_id: int) -> bool:
 
 def save_due(args: Any, rollout_id: int) -> bool:
     """After every `--save-interval`-th rollout, and after the last."""
-    if not args.save or args.debug_rollout_only:
+    if not (args.save or args.save_hf) or args.debug_rollout_only:
         return False
     done, interval = rollout_id + 1, args.save_interval
     return done == args.num_rollout or bool(interval and done % interval == 0)

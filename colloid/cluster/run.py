@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from colloid.checkpoints import check_save_directory, read_meta, write_checkpoint
+from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
@@ -43,6 +43,7 @@ class Run:
         self._rollout: Any = None
         self._workers: list[Any] = []
         self._engines: Any = None
+        self._saving: BackgroundCheckpoint | None = None
 
     def __enter__(self) -> Run:
         try:
@@ -52,8 +53,12 @@ class Run:
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._stop()
+    def __exit__(self, kind: type[BaseException] | None, *_rest: object) -> None:
+        try:
+            if kind is None:
+                self.finish_save()
+        finally:
+            self._stop()
 
     @property
     def trains(self) -> bool:
@@ -82,8 +87,19 @@ class Run:
         ]
         return self._wait(references, f"trainer ranks on rollout {rollout_id}")[0]
 
-    def save(self, rollout_id: int) -> Path:
-        """Writes a checkpoint of everything: model, optimizer, data source, counters."""
+    def save(self, rollout_id: int) -> None:
+        """Writes what `--save` and `--save-hf` ask for: a checkpoint of everything, a Hugging Face directory.
+
+        With `--async-save` the checkpoint is written while the run goes on, see `finish_save`.
+        """
+        args = self.args
+        self.finish_save()
+        if args.save_hf:
+            directory = args.save_hf.replace("{rollout_id}", str(rollout_id))
+            references = [worker.export_hf.remote(directory) for worker in self._workers]
+            self._wait(references, f"the Hugging Face directory of rollout {rollout_id}")
+        if not args.save:
+            return
 
         def write(directory: Path) -> None:
             references = []
@@ -92,8 +108,21 @@ class Run:
                 references += [actor.save.remote(str(directory / part), rollout_id) for actor in actors]
             self._wait(references, f"the checkpoint of rollout {rollout_id}")
 
-        meta = {"weight_version": self.weight_version}
-        return write_checkpoint(Path(self.args.save), rollout_id, meta, write)
+        def finish(directory: Path) -> None:
+            wait_written(directory / "trainer", STEP_DEADLINE)
+
+        where = Path(args.save), rollout_id, {"weight_version": self.weight_version}
+        if args.async_save:
+            self._saving = BackgroundCheckpoint(*where, write, finish)
+        else:
+            write_checkpoint(*where, write)
+
+    def finish_save(self) -> None:
+        """Waits for the checkpoint that is being written in the background, if there is one."""
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            self._wait([worker.finish_save.remote() for worker in self._workers], "the checkpoint to be written")
+            saving.wait()
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the trainer's weights to the engines, as the next version."""

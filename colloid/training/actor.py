@@ -170,6 +170,10 @@ class Actor:
             background=bool(args.async_save),
         )
 
+    def finish_save(self) -> None:
+        """Returns when no checkpoint is being written in the background."""
+        self._writer.wait()
+
     def export_hf(self, directory: str) -> None:
         """Writes the weights as a Hugging Face directory, with the config and tokenizer of `--hf-checkpoint`."""
         write_hf_directory(Path(directory), self._export(), Path(self.args.hf_checkpoint), sends=dist.get_rank() == 0)
@@ -215,7 +219,7 @@ class Actor:
 
     def close(self) -> None:
         """Leaves the world of ranks, once a checkpoint that is being written is."""
-        self._writer.wait()
+        self.finish_save()
         parallel.shutdown()
 
     def _load_weights(self, place: str) -> None:

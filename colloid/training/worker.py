@@ -38,6 +38,14 @@ class TrainWorker:
         """Writes this rank's part of a checkpoint into an existing directory."""
         self._actor.save(directory, rollout_id)
 
+    def finish_save(self) -> None:
+        """Returns when no checkpoint is being written in the background."""
+        self._actor.finish_save()
+
+    def export_hf(self, directory: str) -> None:
+        """Writes the weights as a Hugging Face directory; the ranks gather them on the first one."""
+        self._actor.export_hf(directory)
+
     def update_weights(self, engines: list[EngineAddress], api_key: str | None) -> dict[str, float]:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)

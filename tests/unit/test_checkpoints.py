@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from colloid import checkpoints
-from colloid.checkpoints import check_save_directory, read_meta, write_checkpoint
+from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
 from colloid.errors import CheckpointError, ConfigError
 
 
@@ -74,3 +74,29 @@ def test_an_unknown_format_is_refused(tmp_path):
     (path / "meta.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         read_meta(path)
+
+
+def test_a_checkpoint_in_the_background_is_committed_when_its_trainer_is_done(tmp_path):
+    def begin(directory: Path) -> None:
+        (directory / "trainer").mkdir()
+        (directory / "trainer" / "data").write_text("begun")
+
+    def finish(directory: Path) -> None:
+        wait_written(directory / "trainer", 60, interval=0.01)
+
+    saving = BackgroundCheckpoint(tmp_path, 3, {"weight_version": 4}, begin, finish)
+    assert not (tmp_path / checkpoints.MARKER).exists()
+    (tmp_path / ".writing_iter_0000003" / "trainer" / checkpoints.CHECKSUMS_FILE).write_text("{}")
+    saving.wait()
+    assert (tmp_path / checkpoints.MARKER).read_text() == "3"
+    assert (tmp_path / "iter_0000003" / "trainer" / "data").read_text() == "begun"
+    assert read_meta(tmp_path / "iter_0000003")["weight_version"] == 4
+
+    def fail(directory: Path) -> None:
+        begin(directory)
+        (directory / "trainer" / checkpoints.FAILED_FILE).write_text("rank 1: No space left on device")
+
+    saving = BackgroundCheckpoint(tmp_path, 4, {}, fail, finish)
+    with pytest.raises(CheckpointError, match=r"rollout 4 .*iter_0000003.*rank 1: No space left on device"):
+        saving.wait()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iter_0000003", checkpoints.MARKER]

@@ -31,9 +31,10 @@ from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from torch.distributed.checkpoint.api import CheckpointException
 
+from colloid.checkpoints import CHECKSUMS_FILE
 from colloid.errors import CheckpointError, ConfigError
 from colloid.training.megatron import random_states
-from colloid.training.megatron.checkpoint_files import CHECKSUMS_FILE, check_files
+from colloid.training.megatron.checkpoint_files import check_files
 from colloid.training.megatron.checkpoint_fit import check_fit
 from colloid.training.megatron.checkpoint_write import CheckpointWriter, last_line
 from colloid.training.megatron.model import unwrap

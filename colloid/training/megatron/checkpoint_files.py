@@ -13,9 +13,8 @@ from typing import Any
 import torch.distributed as dist
 import xxhash
 
+from colloid.checkpoints import CHECKSUMS_FILE
 from colloid.errors import CheckpointError
-
-CHECKSUMS_FILE = "checksums.json"
 
 
 def write_checksums(directory: Path, group: dist.ProcessGroup | None = None) -> None:

@@ -23,13 +23,11 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
 
+from colloid.checkpoints import FAILED_FILE
 from colloid.errors import CheckpointError
 from colloid.training.megatron.checkpoint_files import write_checksums
 
 logger = logging.getLogger(__name__)
-
-FAILED_FILE = "failed.txt"
-"""Holds the reason where a checkpoint could not be finished in the background."""
 
 
 class StagedSave(TorchDistSaveShardedStrategy):
@@ -136,7 +134,9 @@ def _finish_in_background(directory: Path, staged: StagedSave, group: dist.Proce
     except Exception as error:  # Told to the driver, which waits for the files.
         logger.exception("the checkpoint %s could not be written", directory)
         if dist.get_rank() == 0:
-            (directory / FAILED_FILE).write_text(str(error))
+            unfinished = directory / f".{FAILED_FILE}"
+            unfinished.write_text(str(error))
+            unfinished.rename(directory / FAILED_FILE)
 
 
 def _finish(directory: Path, staged: StagedSave, group: dist.ProcessGroup | None) -> None:
