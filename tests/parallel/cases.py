@@ -221,8 +221,10 @@ def update(rank: int, world_size: int, init_method: str, model: Path, urls: list
     return result
 
 
-def sync_with_engine(rank: int, world_size: int, init_method: str, model: Path, url: str) -> dict[str, Any]:
-    """Three rounds of: generate with the engine, train on that, send the weights."""
+def sync_with_engine(
+    rank: int, world_size: int, init_method: str, model: Path, url: str, *, rounds: int = 3, vocab: int = 512
+) -> dict[str, Any]:
+    """Rounds of: send the weights, generate with the engine, train on that."""
     from colloid.data.columns import to_columns
     from colloid.data.sample import Sample
     from colloid.engines.control import EngineAddress, EngineControl
@@ -230,14 +232,14 @@ def sync_with_engine(rank: int, world_size: int, init_method: str, model: Path, 
     actor = Ranks(rank, world_size, init_method).actor(model, lr=1e-2)
     engine = EngineControl(url, "key")
     result: dict[str, list] = {"metrics": [], "engine": [], "trainer": []}
-    for rollout in range(3):
+    for rollout in range(rounds):
         actor.update_weights([EngineAddress(url)], "key")
         checked = engine.post("/weights_checker", {"action": "checksum"})
         result["engine"].append((checked["weight_version"], checked["checksums"]))
         result["trainer"].append((str(rollout + 1), actor.weight_checksums()))
         samples = []
         for index in range(8):
-            prompt = np.random.default_rng(index // 2).integers(0, 512, 4 + index // 2).tolist()
+            prompt = np.random.default_rng(index // 2).integers(0, vocab, 4 + index // 2).tolist()
             sampling = {"temperature": TEMPERATURE, "max_new_tokens": 5 + index, "ignore_eos": True}
             request = {"input_ids": prompt, "sampling_params": sampling, "return_logprob": True}
             answer = engine.post("/generate", request)

@@ -5,18 +5,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.parallel import cases, reshard_cases
-from tests.parallel.engine import RecordingEngine
+from tests.parallel.engine import RecordingEngine, embedded_engines
 from tests.parallel.family_models import make_family
 from tests.parallel.ranks import run_ranks
 
@@ -48,22 +43,8 @@ def engines():
 @pytest.fixture(scope="session")
 def embedded_engine(models, tmp_path_factory):
     """The address of a real engine, with the weights of the tiny Qwen3."""
-    ready = tmp_path_factory.mktemp("engine") / "ready.json"
-    command = [sys.executable, "-m", "colloid.engines.embedded", "--model-path", str(models["qwen3"])]
-    command += ["--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--dtype", "float32"]
-    log = ready.with_name("log")
-    with log.open("wb") as output:
-        environment = os.environ | {"COLLOID_API_KEY": "key"}
-        engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        deadline = time.monotonic() + 60
-        while not ready.exists():
-            assert engine.poll() is None and time.monotonic() < deadline, log.read_text()
-            time.sleep(0.05)
-        yield json.loads(ready.read_text())["url"]
-    finally:
-        engine.kill()
-        engine.wait()
+    with embedded_engines({"qwen3": models["qwen3"]}, tmp_path_factory.mktemp("engine")) as urls:
+        yield urls["qwen3"]
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,49 @@
-"""An engine that takes weight updates as the contract says, and remembers what it was told."""
+"""Engines for the trainer's tests: real ones, and one that takes weight updates as the contract says and remembers what
+it was told.
+"""
 
 from __future__ import annotations
 
 import json
 import mmap
+import os
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
+
+
+@contextmanager
+def embedded_engines(models: dict[str, Path], directory: Path) -> Iterator[dict[str, str]]:
+    """A real engine a model, in float32, all started at once; name -> address. The API key is `key`."""
+    with ExitStack() as stack:
+        engines = {}
+        for row, (name, model) in enumerate(models.items()):
+            ready, log = directory / f"ready_{row}.json", directory / f"log_{row}"
+            command = [sys.executable, "-m", "colloid.engines.embedded", "--model-path", str(model)]
+            command += ["--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--dtype", "float32"]
+            if not (model / "tokenizer.json").exists():
+                command.append("--skip-tokenizer-init")
+            with log.open("wb") as output:
+                environment = os.environ | {"COLLOID_API_KEY": "key"}
+                engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+            stack.callback(engine.wait)
+            stack.callback(engine.kill)
+            engines[name] = (engine, ready, log)
+        deadline = time.monotonic() + 60
+        for engine, ready, log in engines.values():
+            while not ready.exists():
+                assert engine.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+        yield {name: json.loads(ready.read_text())["url"] for name, (_, ready, _) in engines.items()}
 
 
 class RecordingEngine:
