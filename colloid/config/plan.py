@@ -26,25 +26,20 @@ def describe_options(args: Args) -> str:
 def describe_plan(args: Args) -> str:
     """The processes of the run and their device slots, and what of it does not work in this version."""
     slot = "GPU" if args.device == "cuda" else "process"
-    ranks, engines = args.world_size, args.num_engines
-    per_engine = args.rollout_num_gpus_per_engine
-    per_engine_text = f"{per_engine} slot{'s' * (per_engine > 1)} each"
     model = args.hf_checkpoint or "from the model arguments"
     rollouts = (
         args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
     )
-    total = max(ranks, args.rollout_num_gpus) if args.colocate else ranks + args.rollout_num_gpus
-    trainer_slots = _range(0, ranks)
-    first = 0 if args.colocate else ranks
-    engine_slots = _range(first, args.rollout_num_gpus)
+    ranks = 0 if args.debug_rollout_only else args.world_size
+    engine_slots = 0 if args.debug_train_only else args.rollout_num_gpus
+    total = max(ranks, engine_slots) if args.colocate else ranks + engine_slots
     lines = [
         f"plan ({args.device}, {total} device slots, one a {slot}):",
         "  driver           1 process: the loop",
         "  rollout manager  1 process: data, scheduling, rewards",
-        f"  router           1 process: sglang-router, {_router(args)}",
-        f"  engines          {engines} × {args.rollout_engine}, {per_engine_text}: {engine_slots}",
-        f"  trainer          {ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, "
-        f"{args.distributed_backend}: {trainer_slots}{' (colocated)' if args.colocate else ''}",
+        f"  router           {_router(args)}",
+        f"  engines          {_engines(args, 0 if args.colocate else ranks)}",
+        f"  trainer          {_trainer(args)}",
         f"  model            {model} ({args.model_type or 'family unknown'})",
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",
@@ -64,7 +59,30 @@ def _range(first: int, count: int) -> str:
 
 
 def _router(args: Args) -> str:
-    return f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
+    if args.debug_train_only:
+        return "none (--debug-train-only)"
+    port = f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
+    return f"1 process: sglang-router, {port}"
+
+
+def _engines(args: Args, first_slot: int) -> str:
+    if args.debug_train_only:
+        return "none (--debug-train-only)"
+    slots = args.rollout_num_gpus_per_engine
+    return (
+        f"{args.num_engines} × {args.rollout_engine}, {slots} slot{'s' * (slots > 1)} each: "
+        f"{_range(first_slot, args.rollout_num_gpus)}"
+    )
+
+
+def _trainer(args: Args) -> str:
+    if args.debug_rollout_only:
+        return "none (--debug-rollout-only)"
+    ranks = args.world_size
+    return (
+        f"{ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, {args.distributed_backend}: "
+        f"{_range(0, ranks)}{' (colocated)' if args.colocate else ''}"
+    )
 
 
 def _layout(args: Args) -> str:
