@@ -55,12 +55,11 @@ def test_commands_as_they_stand_are_planned(tmp_path, options, words, model):
     assert not (tmp_path / "outputs").exists()
 
 
-def test_the_three_categories_together_are_planned_with_what_a_run_would_refuse(tmp_path):
+def test_the_three_categories_together_are_planned(tmp_path):
     done = shell(SIXTH + " --dry-run", None, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "sglang_log_level: info" in done.stdout and "2 ranks (TP 2)" in done.stdout
-    assert "not supported yet" in done.stdout and "--tensor-model-parallel-size 2" in done.stdout
-    assert shell(SIXTH, None, tmp_path).returncode == 2
+    assert "not supported yet" not in done.stdout
 
 
 def test_the_model_script_takes_the_checkpoint_from_the_environment(tmp_path, tiny_model_dir):
