@@ -24,6 +24,8 @@ from typing import Any
 from colloid.errors import CheckpointError, ConfigError, written_for_user
 
 MARKER = "latest_checkpointed_iteration.txt"
+RELEASE = "release"
+"""What the marker names instead of a rollout, and the directory, where a model was converted."""
 CHECKSUMS_FILE = "checksums.json"
 """The last file of a trainer's part."""
 FAILED_FILE = "failed.txt"
@@ -50,8 +52,30 @@ def write_checkpoint(root: Path, rollout_id: int, meta: dict[str, Any], write: C
         CheckpointError: it could not be written (a full disk, say); the last good one is untouched.
     """
     with _named_errors(root, rollout_id):
-        write(_begin(root, rollout_id))
+        write(_begin(root, checkpoint_name(rollout_id)))
         return _commit(root, rollout_id, meta)
+
+
+def check_release_directory(root: Path) -> None:
+    """Raises `ConfigError` where `root` holds checkpoints, which a converted model would hide."""
+    if (root / MARKER).exists():
+        raise ConfigError(
+            f"{root} already holds checkpoints ({MARKER}): choose another directory for the converted model"
+        )
+
+
+def begin_release(root: Path) -> Path:
+    """An empty directory for the model that a converter writes; `commit_release` gives it its name."""
+    return _begin(root, RELEASE)
+
+
+def commit_release(root: Path) -> Path:
+    """Commits what was begun, and lets the marker name it."""
+    writing = root / f".writing_{RELEASE}"
+    _sync_tree(writing)
+    final = writing.rename(root / RELEASE)
+    _write_marker(root, RELEASE)
+    return final
 
 
 class BackgroundCheckpoint:
@@ -74,7 +98,7 @@ class BackgroundCheckpoint:
         finish: Callable[[Path], None],
     ):
         with _named_errors(root, rollout_id):
-            writing = _begin(root, rollout_id)
+            writing = _begin(root, checkpoint_name(rollout_id))
             begin(writing)
         self._error: CheckpointError | None = None
 
@@ -121,11 +145,11 @@ def wait_written(trainer: Path, deadline: float, interval: float = 0.1) -> None:
         time.sleep(interval)
 
 
-def _begin(root: Path, rollout_id: int) -> Path:
+def _begin(root: Path, name: str) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for leftover in root.glob(".writing_*"):
         shutil.rmtree(leftover)
-    writing = _writing(root, rollout_id)
+    writing = root / f".writing_{name}"
     writing.mkdir()
     return writing
 
@@ -137,7 +161,7 @@ def _commit(root: Path, rollout_id: int, meta: dict[str, Any]) -> Path:
     if final.exists():  # left by a run that went further; never what the marker names, see `check_save_directory`
         shutil.rmtree(final)
     writing.rename(final)
-    _write_marker(root, rollout_id)
+    _write_marker(root, str(rollout_id))
     return final
 
 
@@ -196,10 +220,10 @@ def _last_good(root: Path) -> str:
     return f"the last good one is {root / checkpoint_name(int(marker.read_text()))}"
 
 
-def _write_marker(root: Path, rollout_id: int) -> None:
+def _write_marker(root: Path, text: str) -> None:
     temporary = root / f".{MARKER}"
     with temporary.open("w") as file:
-        file.write(str(rollout_id))
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.rename(root / MARKER)

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 
 from colloid.config import parse_args
 from colloid.errors import ConfigError, DataError, HookError, written_for_user
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+
+
+def run_tool(work: Callable[[], None]) -> None:
+    """Runs a tool's work, and ends the process with 2 (a mistake of the user) or 1 where it fails."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        work()
+    except Exception as error:
+        cause = written_for_user(error)
+        if cause is None:
+            raise
+        print(f"error: {cause}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR if isinstance(cause, ConfigError | DataError) else EXIT_FAILURE)
 
 
 def run_entry(entry: str) -> None:

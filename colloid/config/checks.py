@@ -21,7 +21,9 @@ Rule = Callable[[Args], "str | None"]
 
 def check(args: Args) -> None:
     """Raises `ConfigError` with what the broken rules say."""
-    rules = RULES if args.dry_run else [*RULES, *RUN_RULES]
+    rules = [*RULES]
+    if not args.dry_run:
+        rules += CONVERT_RULES if args.entry == "convert" else RUN_RULES
     broken = [text for rule in rules if (text := rule(args))]
     if broken:
         raise ConfigError("\n       ".join(broken))
@@ -228,6 +230,8 @@ RULES: tuple[Rule, ...] = (
     _dynamic_batch,
     _engine_precision,
 )
+CONVERT_RULES: tuple[Rule, ...] = (_model_options, _model_family, _backend)
+"""For the tools that convert a model: they need no data."""
 RUN_RULES: tuple[Rule, ...] = (
     _entry,
     _model_options,

@@ -86,7 +86,7 @@ def save(
                 "weight_version": state.weight_version,
                 "optimizer": optimizer is not None,
                 "optimizer_steps": max(steps, default=0),
-                "distributed_optimizer": chunks[0].ddp_config.use_distributed_optimizer,
+                "distributed_optimizer": optimizer is not None and _is_distributed(chunks),
                 "scheduler": scheduler.state_dict() if scheduler else None,
                 "layout": _describe(layout),
             }
@@ -122,7 +122,7 @@ def load(
     """
     check_files(directory)
     saved = json.loads((directory / STATE_FILE).read_text())
-    distributed = chunks[0].ddp_config.use_distributed_optimizer
+    distributed = _is_distributed(chunks)
     with_state = with_optimizer and saved["optimizer"]
     if with_state and saved.get("distributed_optimizer", distributed) != distributed:
         raise ConfigError(
@@ -202,6 +202,10 @@ def _groups(state: Any) -> list[dict[str, Any]]:
     if not isinstance(state, dict):
         return []
     return [*state.get("param_groups", []), *(group for value in state.values() for group in _groups(value))]
+
+
+def _is_distributed(chunks: list[DistributedDataParallel]) -> bool:
+    return chunks[0].ddp_config.use_distributed_optimizer
 
 
 def _model_key(row: int, chunks: list[Any]) -> str:

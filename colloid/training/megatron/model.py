@@ -8,6 +8,7 @@ onto the vocabulary. The head itself is `colloid.training.logprob`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -97,21 +98,28 @@ def name_map(args: Any) -> NameMap:
 def build_model(args: Any) -> list[DistributedDataParallel]:
     """This rank's part of the policy (one chunk a virtual pipeline stage), its weights not loaded yet."""
     config = transformer_config(args)
-    num_chunks = args.virtual_pipeline_model_parallel_size or 1
-    chunks = []
-    for chunk in range(num_chunks):
-        stage = chunk if num_chunks > 1 else None
-        model = _build_chunk(args, config, stage)
-        if args.device != "cpu":
-            model.cuda()
-        wrapped = Float16Module(config, model) if config.bf16 else model
-        keep_bias_precise(model)
-        ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True} | ddp_fields(args))
-        chunks.append(DistributedDataParallel(config, ddp, wrapped, disable_bucketing=chunk > 0))
+    ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True} | ddp_fields(args))
+    chunks = [
+        DistributedDataParallel(config, ddp, model, disable_bucketing=row > 0)
+        for row, model in enumerate(build_weights(args, config))
+    ]
     config.finalize_model_grads_func = finalize_model_grads
     if chunks[0].ddp_config.overlap_grad_reduce:
         no_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
+    return chunks
+
+
+def build_weights(args: Any, config: TransformerConfig) -> list[torch.nn.Module]:
+    """The same without what training needs: parameters alone, no buffer of gradients."""
+    num_chunks = args.virtual_pipeline_model_parallel_size or 1
+    chunks = []
+    for chunk in range(num_chunks):
+        model = _build_chunk(args, config, chunk if num_chunks > 1 else None)
+        if args.device != "cpu":
+            model.cuda()
+        chunks.append(Float16Module(config, model) if config.bf16 else model)
+        keep_bias_precise(model)
     return chunks
 
 
@@ -122,7 +130,7 @@ def unwrap(chunk: torch.nn.Module) -> PolicyModel:
     return chunk
 
 
-def named_parameters(chunks: list[DistributedDataParallel]) -> NamedParameters:
+def named_parameters(chunks: Sequence[torch.nn.Module]) -> NamedParameters:
     """Parameters of this rank and the buffers that belong to a checkpoint, with layers and experts counted over the
     whole model.
     """
