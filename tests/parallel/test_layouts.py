@@ -42,6 +42,7 @@ MORE: dict[str, dict[str, Any]] = {
     "TP2 SP PP2 VPP2": TP | SP | PP | VPP | {"recompute_activations": True},
     "TP2 SP CP2": TP | SP | CP,
     "PP2 CP2": PP | CP,
+    "PP2 VPP2 DP2": PP | VPP | OVERLAPPED,
 }
 """Also of four ranks; with one way to make micro-batches."""
 EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -53,7 +54,9 @@ EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
     "PP2 EP2": (4, PP | EP | OVERLAPPED),
 }
 """Of a mixture of experts: the number of ranks, and the options."""
+ROUND = [name for name in BATCHES if name != "3 samples"]
 LAYOUTS = [*TWO_RANKS, *FOUR_RANKS, *MORE]
+HALF = TP | SP | PP | {"bf16": True, "recompute_activations": True}
 LOSS = {"use_kl_loss": True, "kl_loss_coef": 0.1, "entropy_coef": 0.01}
 POLICY_LOSSES = ["ppo", "gspo"]
 """That of a token, and one of a whole sample."""
@@ -81,7 +84,7 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
         arguments = {
             "model": model,
             "options": options | further,
-            "batches": ["3 samples"] if name in MORE else list(BATCHES),
+            "batches": ["3 samples"] if name in MORE else ROUND if name in FOUR_RANKS else list(BATCHES),
             "rollout": {},
             "policy_losses": POLICY_LOSSES if name in ("CP2", "CP2 DP2") or size == 1 else ["ppo"],
         }
@@ -92,6 +95,8 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
     waves += [pairs[row : row + 2] for row in range(0, len(pairs), 2)]
     waves += [[layout(name, 4, further)] for name, further in (FOUR_RANKS | MORE).items()]
     mixtures = [experts(name, size, further) for name, (size, further) in EXPERTS.items()]
+    half = {"model": model, "options": options | HALF, "batches": ["2 samples"], "rollout": {}, "policy_losses": []}
+    waves += [[("bfloat16", 4, half)]]
     waves += [mixtures[0:2], mixtures[2:4], mixtures[4:5], mixtures[5:6]]
     return run_ranks(run_layouts, 4, tmp_path_factory.mktemp("layouts"), timeout=200, waves=waves)
 
@@ -109,6 +114,16 @@ def on_first_rank(results: list[dict[str, Any]], name: str) -> dict[str, Any]:
 def test_a_mixture_of_experts_trains_as_on_one_rank(name, results):
     check_steps(on_first_rank(results, name), results[1]["experts on one rank"])
     check_trainings(on_first_rank(results, name), results[1]["experts on one rank"])
+
+
+def test_bfloat16_is_close_to_float32(results, one_rank):
+    found, wanted = (layout["steps"]["2 samples"] for layout in (on_first_rank(results, "bfloat16"), one_rank))
+    for name in ("train/loss", "train/kl_loss", "train/entropy_loss", "train/grad_norm"):
+        assert found["metrics"][name] == pytest.approx(wanted["metrics"][name], rel=0.05), name
+    # The gradients that the optimizer takes are float32, and no parameter's is missing or counted twice.
+    for key, tensor in wanted["gradients"].items():
+        assert found["gradients"][key].dtype == np.float32
+        assert np.linalg.norm(found["gradients"][key] - tensor) < 0.2 * np.linalg.norm(tensor), key
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
