@@ -73,8 +73,11 @@ def _outputs(ranks: Ranks, rank: int, model: Path, options: dict[str, Any]) -> d
         shard = hidden @ policy.head_weight().T
         shards = [torch.empty_like(shard) for _ in range(group.size())]
         torch.distributed.all_gather(shards, shard.contiguous(), group=group)
-        logits = torch.empty_like(torch.cat(shards, -1))
-        logits[micro_batch.response_index] = torch.cat(shards, -1)
+        # Under context parallelism each rank has some of the rows.
+        rows, count = micro_batch.response_rows, len(micro_batch.response_index)
+        logits = hidden.new_zeros(count, shard.shape[1] * group.size())
+        logits[micro_batch.response_index[slice(None) if rows is None else rows]] = torch.cat(shards, -1)
+        torch.distributed.all_reduce(logits, group=parallel.parallel_state.get_context_parallel_group())
         return logits[:, : policy.true_vocab_size]
 
     with torch.no_grad():

@@ -17,6 +17,7 @@ from tests.parallel import family_cases
 from tests.parallel.family_models import EXPERTS, FAMILIES, hf_model, make_family
 from tests.parallel.ranks import run_ranks
 
+pytestmark = pytest.mark.timeout(260)
 TOLERANCE = 1e-5
 DENSE = ["llama3", "qwen2", "qwen3", "glm4"]
 SPARSE = ["qwen3_moe", "glm4_moe", "deepseek_v3", "moonlight", "glm4_moe_lite"]
@@ -30,6 +31,7 @@ LAYOUTS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "PP2": (DENSE + SPARSE, PP2),
     "EP2": (SPARSE, EP2),
     "TP2 with SP": (SPARSE, TP2 | SP),
+    "CP2": (["glm4", "glm4_moe", "deepseek_v3", "moonlight"], WORLD | {"context_parallel_size": 2}),
     "TP2 with SP, EP2 with whole experts": (["deepseek_v3"], TP2 | SP | EP2 | {"expert_tensor_parallel_size": 1}),
 }
 ON_TWO_RANKS = [(layout, name) for layout, (names, _) in LAYOUTS.items() for name in names]
