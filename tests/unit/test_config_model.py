@@ -138,8 +138,8 @@ def test_a_model_that_cannot_be_trained_is_refused_by_a_run_and_not_by_a_plan(pl
 
 
 def test_what_only_a_plan_may_have_is_refused_by_a_run(place):
-    assert has(error_of("--tensor-model-parallel-size", "2"), "not supported yet", "--tensor-model-parallel-size 2")
-    assert run("--tensor-model-parallel-size", "1", "--dry-run")
+    assert has(error_of("--mtp-num-layers", "1"), "not supported yet", "--mtp-num-layers 1")
+    assert run("--mtp-num-layers", "1", "--dry-run")
     with pytest.raises(ConfigError, match="train_async.py is not supported yet"):
         parse(["--prompt-data", "data.jsonl", "--hf-checkpoint", "model"], "train_async")
 
