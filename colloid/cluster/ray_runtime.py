@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from colloid.errors import DeadlineExceeded
+from colloid.errors import DeadlineExceeded, ProcessDied
 
 REPORT_EVERY = 60.0
 """Seconds between two log lines of a wait."""
@@ -65,6 +65,7 @@ def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list
 
     Raises:
         DeadlineExceeded: not all came in time; says which did not.
+        ProcessDied: a process that should have given one has ended.
         The exception of the first that failed, as soon as it failed.
     """
     import ray
@@ -79,7 +80,14 @@ def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list
             raise DeadlineExceeded(f"waited {waited:.0f} s for {what}; missing: {missing} of {len(references)}")
         done, pending = ray.wait(pending, timeout=min(REPORT_EVERY, max(0.1, deadline - waited)))
         for reference in done:
-            ray.get(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayActorError as error:
+                raise ProcessDied(
+                    f"process {references.index(reference)} of {len(references)} ended while the run waited for "
+                    f"{what}: {error}. Was it killed, or out of memory? The run goes on from its last checkpoint with "
+                    "--load"
+                ) from error
         if not done:
             seconds = time.monotonic() - start
             log(f"waiting for {what}: {len(pending)} of {len(references)} missing after {seconds:.0f} s")

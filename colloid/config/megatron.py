@@ -171,8 +171,13 @@ _CHOICES = {"--attention-backend": ("flash", "fused", "unfused", "local", "auto"
 
 
 def options() -> list[Option]:
-    """Megatron's options as rows."""
-    return [*(option for row in tsv.read("megatron") if (option := _option(row)) is not None), *_EXTRA]
+    """Megatron's options as rows.
+
+    A flag that only switches off what another row switches (`--no-persist-layer-norm`) is that row's other spelling.
+    """
+    rows = [option for row in tsv.read("megatron") if (option := _option(row)) is not None]
+    switches = {f"--no-{option.flag[2:]}" for option in rows if option.kind == SWITCH}
+    return [*(option for option in rows if option.flag not in switches), *_EXTRA]
 
 
 def _option(row: dict[str, str]) -> Option | None:

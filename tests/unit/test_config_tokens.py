@@ -83,6 +83,11 @@ def test_a_line_given_twice_is_the_line_unless_something_adds_up(line):
     assert twice == {dest: value * 2 if dest in repeatable else value for dest, value in expected.items()}
 
 
+def test_every_spelling_belongs_to_one_option():
+    spellings = [name for option in OPTIONS for name in option.names]
+    assert not [name for name in set(spellings) if spellings.count(name) > 1]
+
+
 @given(st.sampled_from(sorted(tables().by_name)).filter(lambda name: len(name) > 6), st.data())
 @settings(max_examples=200, deadline=None)
 def test_an_abbreviation_is_never_taken(name, data):
