@@ -92,6 +92,7 @@ def _save_shard(tensors: dict[str, torch.Tensor], path: Path) -> None:
             tensors[name] = tensor.clone()
         seen.add(storage.data_ptr())
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # the library makes it readable for its owner alone
 
 
 def _copy_small_files(source: Path, target: Path, dtype: str) -> None:

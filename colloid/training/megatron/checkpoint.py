@@ -192,9 +192,13 @@ def _sharded_state(
         held = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
         if steps is not None:
             steps.extend(int(group.get("step", 0)) for group in _groups(held))
-        dict_list_map_inplace(lambda x: x if isinstance(x, ShardedBase) else LocalNonpersistentObject(x), held)
-        state["optimizer"] = held
+        state["optimizer"] = dict_list_map_inplace(_only_sharded, held)
     return state
+
+
+def _only_sharded(value: Any) -> Any:
+    """What is not a part of a sharded tensor stays with the rank: not saved, and not loaded."""
+    return value if isinstance(value, ShardedBase | LocalNonpersistentObject) else LocalNonpersistentObject(value)
 
 
 def _groups(state: Any) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Converts a model between its Hugging Face directory and Megatron's torch_dist format, without training anything.
 
-Each rank holds its part of the model and no more. Alone a process holds all of it; under `torchrun` the ranks divide it,
-by pipeline parallelism unless the command line says how.
+Each rank holds its part of the model and no more. Alone a process holds all of it; under `torchrun` the ranks divide
+it, by pipeline parallelism unless the command line says how.
 """
 
 from __future__ import annotations
