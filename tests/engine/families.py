@@ -88,7 +88,9 @@ def make_family(name: str, directory: Path) -> Path:
         for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if "rotary" in tensor_name:
                 continue
-            tensor.normal_(0, 0.3 if tensor_name.endswith("gate.weight") else 0.1)
+            # Latents are made small, so that the epsilon of their norms counts.
+            kind = ".".join(tensor_name.split(".")[-2:])
+            tensor.normal_(0, {"gate.weight": 0.3, "kv_a_proj_with_mqa.weight": 1e-3}.get(kind, 0.1))
             if "norm" in tensor_name:
                 tensor.add_(1.0)
     model.save_pretrained(directory)

@@ -9,6 +9,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from colloid.engines.embedded.invariance import required_rows
+from colloid.engines.embedded.linear import PackedLinear
+from colloid.engines.embedded.model_config import ExpertsConfig
+from colloid.engines.embedded.moe import ExpertMlp
 from colloid.engines.embedded.weights import tensor_checksum
 from colloid.errors import ConfigError, WeightSyncError
 from tests.engine.families import FAMILIES, make_family
@@ -101,6 +104,34 @@ def alone_and_among_others(engine, prompt) -> list:
 def test_a_request_alone_is_bitwise_the_same_among_others(case):
     first, *others = alone_and_among_others(case[0].engine, prompt_of(97, VOCAB, 7))
     assert all(other == first for other in others)
+
+
+def random_experts(scores: str, dtype: torch.dtype, hidden: int, num_experts: int) -> ExpertMlp:
+    """So wide that the product of one row is rounded otherwise than that of several (float32, AVX-512)."""
+    torch.manual_seed(0)
+    config = ExpertsConfig(num_experts, 3, 40, 24, scores, True, 2.5, 2 if scores == "sigmoid" else 1, 1)
+    mlp = ExpertMlp(config)
+    mlp.router = PackedLinear(torch.randn(num_experts, hidden) * 0.1)
+    mlp.choice_bias = torch.randn(num_experts) * 0.1
+    for each in (*mlp.experts, mlp.shared):
+        each.gate_up = PackedLinear((torch.randn(2 * each.inner, hidden) * 0.1).to(dtype))
+        each.down = PackedLinear((torch.randn(hidden, each.inner) * 0.1).to(dtype))
+    return mlp
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid"])
+def test_a_row_of_experts_is_bitwise_the_same_with_any_other_rows(scores, dtype):
+    mlp = random_experts(scores, dtype, hidden=2048, num_experts=14)
+    x = torch.randn(61, 2048).to(dtype)
+    with torch.inference_mode():
+        whole, (chosen, weights) = mlp(x), mlp.route(x)
+        for start in range(0, 59, 2):
+            for end in (start + 2, start + 3, min(start + 19, 61)):
+                assert torch.equal(mlp(x[start:end])[0], whole[start])
+                assert all(
+                    torch.equal(a[0], b[start]) for a, b in zip(mlp.route(x[start:end]), (chosen, weights), strict=True)
+                )
 
 
 @pytest.mark.parametrize("name", ["glm4.5", "deepseek-v3"])
