@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import debug, layout, sglang
+from colloid.config import algorithm, debug, layout, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -142,14 +142,6 @@ def _greedy(args: Args) -> str | None:
     return None
 
 
-def _clip(args: Args) -> str | None:
-    if args.eps_clip_high is not None and args.eps_clip_high < args.eps_clip and "eps_clip_high" in args.given:
-        return f"--eps-clip-high {args.eps_clip_high} is less than --eps-clip {args.eps_clip}"
-    if args.eps_clip_c is not None and args.eps_clip_c <= 1:
-        return f"--eps-clip-c {args.eps_clip_c} must be greater than 1"
-    return None
-
-
 def _over_sampling(args: Args) -> str | None:
     if args.over_sampling_batch_size < args.rollout_batch_size:
         return (
@@ -220,10 +212,10 @@ def _engine_precision(args: Args) -> str | None:
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *debug.RULES,
+    *algorithm.RULES,
     _set_by_colloid,
     _context,
     _greedy,
-    _clip,
     _over_sampling,
     _schedule,
     _template_kwargs,
@@ -247,7 +239,7 @@ RUN_RULES: tuple[Rule, ...] = (
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
-    found = debug.warnings(args)
+    found = debug.warnings(args) + algorithm.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
@@ -256,12 +248,4 @@ def warnings(args: Args) -> list[str]:
         found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
     if args.eval_interval is not None and not args.eval_prompt_data:
         found.append(f"--eval-interval {args.eval_interval} has no effect without --eval-prompt-data")
-    if "kl_loss_coef" in args.given and args.kl_loss_coef and not args.use_kl_loss:
-        found.append(f"--kl-loss-coef {args.kl_loss_coef} has no effect without --use-kl-loss")
-    if args.use_kl_loss and not args.kl_loss_coef:
-        found.append("--use-kl-loss only logs the KL: --kl-loss-coef is 0")
-    if args.use_kl_loss and args.kl_loss_type == "k1":
-        found.append("--kl-loss-type k1 holds nothing: its gradient is zero in expectation on-policy; low_var_kl does")
-    if args.n_samples_per_prompt == 1 and args.grpo_std_normalization and args.rewards_normalization:
-        found.append("--n-samples-per-prompt 1: a group of one has advantage 0, so nothing is learned")
     return found

@@ -76,7 +76,7 @@ def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
     estimator = get_estimator(args.advantage_estimator)
     by_reward_alone = (
         estimator.credit is Credit.BROADCAST
-        and not (estimator.kl_in_rewards and getattr(args, "kl_coef", 0))
+        and not (estimator.kl_in_rewards and args.kl_coef)
         and not estimator.always_whitens
         and not args.normalize_advantages
         and not (args.use_kl_loss and args.kl_loss_coef)

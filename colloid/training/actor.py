@@ -16,13 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
-from colloid.algorithms.estimators import get_estimator
-from colloid.algorithms.objective import ObjectiveConfig, ObjectiveInputs, objective
+from colloid.algorithms.objective import ObjectiveInputs, objective
 from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
+from colloid.training.advantages import step_advantages
+from colloid.training.loss_options import advantage_config, objective_config
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
@@ -80,6 +80,7 @@ class Actor:
         self._writer = CheckpointWriter()
         self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
+        self._advantage = advantage_config(args)
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -93,7 +94,7 @@ class Actor:
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
         self._reference = None
-        if self._objective.use_kl_loss:
+        if self._objective.use_kl_loss or self._advantage.needs_reference:
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(args.ref_load))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
@@ -135,13 +136,19 @@ class Actor:
                 for index, micro_batches in enumerate(steps)
             ]
         # The first step's are those of its own forward pass: nothing was trained in between.
+        from_step = 0 if self._advantage.needs_reference else 1
         old = [
-            self._log_probs(micro_batches, passes[index]) if index else None
+            self._log_probs(micro_batches, passes[index]) if index >= from_step else None
             for index, micro_batches in enumerate(steps)
+        ]
+        advantages = [
+            self._advantages(micro_batches, old[index], reference[index]) for index, micro_batches in enumerate(steps)
         ]
         trained = time.monotonic()
         by_step = [
-            self._train_step(rollout_id, index, micro_batches, old[index], reference[index])
+            self._train_step(
+                rollout_id, index, micro_batches, advantages[index], old[index] if index else None, reference[index]
+            )
             for index, micro_batches in enumerate(steps)
         ]
         metrics = {f"train/{name}": value for name, value in _mean_over_steps(by_step).items()}
@@ -245,11 +252,26 @@ class Actor:
             return []
         return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
 
+    def _advantages(
+        self, micro_batches: list[MicroBatch], old: list[torch.Tensor] | None, reference: list[torch.Tensor] | None
+    ) -> list[torch.Tensor]:
+        """Of a step's micro-batches; where the loss is computed."""
+        if not parallel.is_last_stage():
+            return []
+        return step_advantages(
+            self._advantage,
+            micro_batches,
+            old=old,
+            reference=reference,
+            sum_over_ranks=parallel.sum_over_data_parallel,
+        )
+
     def _train_step(
         self,
         rollout_id: int,
         index: int,
         micro_batches: list[MicroBatch],
+        advantages: list[torch.Tensor],
         old: list[torch.Tensor] | None,
         reference: list[torch.Tensor] | None,
     ) -> dict[str, float]:
@@ -259,13 +281,9 @@ class Actor:
         def loss(
             row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
         ) -> tuple[torch.Tensor, step.Sums]:
-            advantages = compute_advantages(
-                args.advantage_estimator,
-                AdvantageInputs(micro_batch.rewards, micro_batch.sample_index, micro_batch.loss_mask),
-            ).advantages
             inputs = ObjectiveInputs(
                 log_probs=log_probs,
-                advantages=advantages,
+                advantages=advantages[row],
                 sample_index=micro_batch.sample_index,
                 loss_mask=micro_batch.loss_mask,
                 token_weights=micro_batch.token_weights,
@@ -288,21 +306,6 @@ class Actor:
         step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
         self._scheduler.step(1)
         return metrics
-
-
-def objective_config(args: Any) -> ObjectiveConfig:
-    """The loss that the options describe."""
-    return ObjectiveConfig(
-        policy_loss=args.policy_loss or get_estimator(args.advantage_estimator).policy_loss,
-        eps_clip=args.eps_clip,
-        eps_clip_high=args.eps_clip_high,
-        eps_clip_c=args.eps_clip_c,
-        use_kl_loss=bool(args.use_kl_loss),
-        kl_loss_coef=args.kl_loss_coef,
-        kl_loss_type=args.kl_loss_type,
-        use_unbiased_kl=bool(args.use_unbiased_kl),
-        entropy_coef=args.entropy_coef,
-    )
 
 
 def _mean_over_steps(by_step: list[dict[str, float]]) -> dict[str, float]:

@@ -118,6 +118,15 @@ def data_parallel_rank() -> int:
     return parallel_state.get_data_parallel_rank()
 
 
+def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks that a batch is split over; ranks that share sequences do not count twice. Collective."""
+    group = parallel_state.get_data_parallel_group()
+    if group.size() > 1:
+        values = values.clone()
+        dist.all_reduce(values, group=group)
+    return values
+
+
 def sequence_split(sequence_parallel: bool) -> SequenceSplit:
     """This rank's part of each sequence."""
     return SequenceSplit(

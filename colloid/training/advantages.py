@@ -1,0 +1,89 @@
+"""Advantages of a step's micro-batches, before the first of them is trained.
+
+They need more than a micro-batch: whitening takes its moments from the step's global batch. Context-parallel ranks
+see all response tokens of their samples, and data-parallel ones have no sample in common, so the sums over the
+data-parallel ranks count each token once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, whiten
+from colloid.algorithms.estimators import get_estimator
+from colloid.training.micro_batch import MicroBatch
+
+LogProbs = Sequence[torch.Tensor]
+"""[R] of each micro-batch."""
+
+
+@dataclass(frozen=True)
+class AdvantageConfig:
+    """Which advantages.
+
+    Attributes:
+        normalize: whiten them, also where the estimator does not do so by itself.
+        kl_coef: of the penalty in the rewards; without effect where the estimator has none.
+    """
+
+    estimator: str = "grpo"
+    gamma: float = 1.0
+    lambd: float = 1.0
+    kl_coef: float = 0.0
+    normalize: bool = False
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the log-probs of the behaviour policy and of the reference enter."""
+        return bool(self.kl_coef) and get_estimator(self.estimator).kl_in_rewards
+
+    @property
+    def whitens(self) -> bool:
+        return self.normalize or get_estimator(self.estimator).always_whitens
+
+
+def step_advantages(
+    config: AdvantageConfig,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    old: LogProbs | None,
+    reference: LogProbs | None,
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """float64 [R] of each micro-batch of a step, 0 at masked tokens.
+
+    Args:
+        old: of the behaviour policy; needed, as `reference` is, where `config.needs_reference`.
+        sum_over_ranks: adds a tensor up over the data-parallel ranks. Called once where advantages are whitened.
+    """
+    advantages = [
+        compute_advantages(
+            config.estimator,
+            AdvantageInputs(
+                micro_batch.rewards,
+                micro_batch.sample_index,
+                micro_batch.loss_mask,
+                old_log_probs=old[row] if old else None,
+                ref_log_probs=reference[row] if reference else None,
+                kl_coef=config.kl_coef,
+                gamma=config.gamma,
+                lambd=config.lambd,
+            ),
+        ).advantages
+        for row, micro_batch in enumerate(micro_batches)
+    ]
+    return whitened(advantages, micro_batches, sum_over_ranks) if config.whitens and micro_batches else advantages
+
+
+def whitened(
+    advantages: Sequence[torch.Tensor],
+    micro_batches: Sequence[MicroBatch],
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
+) -> list[torch.Tensor]:
+    """With the mean and variance of all unmasked tokens of all ranks; there is at least one micro-batch."""
+    pairs = [(values, micro_batch.loss_mask) for values, micro_batch in zip(advantages, micro_batches, strict=True)]
+    moments = Moments(sum_over_ranks(sum(Moments.of(*pair).sums for pair in pairs)))
+    return [whiten(*pair, moments) for pair in pairs]

@@ -1,0 +1,55 @@
+"""Options of estimators and losses: what contradicts itself is an error, what has no effect is said."""
+
+import pytest
+
+from colloid.config import parse
+from colloid.errors import ConfigError
+
+
+def plan(text):
+    return parse(["--dry-run", "--device", "cpu", "--num-layers", "1", "--hidden-size", "8", *text.split()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--policy-loss sapo --sapo-tau-neg 0", "--sapo-tau-neg 0.0 must be greater than 0"),
+        ("--sapo-tau-pos 0", "--sapo-tau-pos 0.0 must be greater than 0"),
+        ("--eps-clip-c 1", "--eps-clip-c 1.0 must be greater than 1"),
+        ("--gamma 1.1", "--gamma.* must be at most 1"),
+        ("--advantage-estimator ppo", "not supported yet: --advantage-estimator ppo"),
+        ("--use-opd", "not supported yet: --use-opd"),
+        ("--loss-type sft_loss", "not supported yet: --loss-type sft_loss"),
+    ],
+)
+def test_what_cannot_be_is_an_error(options, message):
+    with pytest.raises(ConfigError, match=message):
+        plan(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--kl-coef 0.1", "--kl-coef 0.1 has no effect with --advantage-estimator grpo"),
+        ("--gamma 0.9 --advantage-estimator rloo", "--gamma 0.9 has no effect with --advantage-estimator rloo"),
+        ("--sapo-tau-pos 2", "have no effect: the policy loss is ppo"),
+        ("--policy-loss sapo --eps-clip 0.1", "sapo does not clip"),
+        ("--policy-loss gmpo --eps-clip-c 3", "--eps-clip-c 3.0 has no effect"),
+        ("--advantage-estimator rloo --disable-grpo-std-normalization", "no effect with --advantage-estimator rloo"),
+        ("--advantage-estimator rloo --n-samples-per-prompt 1", "a group of one has advantage 0"),
+    ],
+)
+def test_what_has_no_effect_is_said(options, message):
+    assert any(message in warning for warning in plan(options).warnings)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --gamma 0.9 --n-samples-per-prompt 1",
+        "--policy-loss sapo --sapo-tau-pos 2",
+        "--advantage-estimator gspo --eps-clip 3e-4 --eps-clip-high 4e-4 --eps-clip-c 3",
+    ],
+)
+def test_what_has_an_effect_is_not_warned_of(options):
+    assert not [warning for warning in plan(options).warnings if "effect" in warning or "advantage" in warning]
