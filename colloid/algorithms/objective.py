@@ -1,6 +1,6 @@
-"""The objective of a micro-batch: the one call site of policy loss, KL loss and entropy.
+"""The objective of a micro-batch: the one call site of policy loss, its corrections, KL loss and entropy.
 
-total = sum over tokens of weight * where(mask, policy - entropy_coef * H + kl_loss_coef * KL, 0)
+total = sum over tokens of weight * where(mask, correction * policy - entropy_coef * H + kl_loss_coef * KL, 0)
 
 The token weights hold the denominators of the step's global batch, so that micro-batches and ranks just add up:
 neither the gradient nor a metric depends on how the batch was split.
@@ -8,11 +8,12 @@ neither the gradient nor a metric depends on how the batch was split.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from colloid.algorithms.corrections import CorrectionConfig, CorrectionInputs, CustomCorrection, correct
 from colloid.algorithms.kl import KL_KINDS, exp_log_ratio, kl_penalty
 from colloid.algorithms.losses import POLICY_LOSSES, LossConfig, PolicyLossInputs
 from colloid.algorithms.segments import masked
@@ -33,6 +34,9 @@ class ObjectiveConfig(LossConfig):
     kl_loss_type: str = "low_var_kl"
     use_unbiased_kl: bool = False
     entropy_coef: float = 0.0
+    use_rollout_logprobs: bool = False
+    """The engine's log-probs are the behaviour policy's."""
+    correction: CorrectionConfig = field(default_factory=CorrectionConfig)
 
     def __post_init__(self) -> None:
         if self.policy_loss not in POLICY_LOSSES:
@@ -66,13 +70,18 @@ class ObjectiveInputs:
     """[R]: `RolloutBatch.loss_weights` of each token's sample."""
     num_samples: int
     old_log_probs: Tensor | None = None
-    """[R]; None: the step is on-policy, and they are `log_probs` without gradient."""
+    """[R], the trainer's before the rollout's first step; None: this is that step, and they are `log_probs` without
+    gradient."""
+    trainer_known: bool = True
+    """False: they were not computed, as the engine's are the behaviour policy's; nothing is compared with them."""
     ref_log_probs: Tensor | None = None
     """[R]; needed for the KL loss."""
     rollout_log_probs: Tensor | None = None
     """[R], the engine's; NaN where there are none."""
     entropy: Tensor | None = None
     """[R], with gradient where `entropy_coef` is not 0, in which case it is needed."""
+    custom_correction: CustomCorrection | None = None
+    """Of the policy loss, before those of the configuration."""
     share: float | None = None
     """This micro-batch's share of the step: 1 / (its micro-batches on all ranks). With it, terms of the loss are
     reported over the step's denominators, as the loss has them; without it, over the tokens seen here."""
@@ -82,21 +91,28 @@ def objective(inputs: ObjectiveInputs, config: ObjectiveConfig) -> tuple[Tensor,
     """Loss of a micro-batch (a scalar with gradient, to be summed) and its metrics.
 
     Metrics: `loss`, `pg_loss`, `kl_loss`, `entropy_loss` (the mean entropy), `ppo_kl` (the mean of old - new
-    log-probs), `pg_clipfrac`, `train_rollout_logprob_abs_diff`; those that can be measured.
+    log-probs), `pg_clipfrac`, `train_rollout_logprob_abs_diff`, and those of `corrections.correct`; those that can be
+    measured.
 
     Raises:
         ValueError: an input that the configuration needs is missing.
     """
     mask = inputs.loss_mask
     log_probs = masked(inputs.log_probs, mask)
-    old = log_probs.detach() if inputs.old_log_probs is None else masked(inputs.old_log_probs.to(log_probs), mask)
+    trainer = log_probs.detach() if inputs.old_log_probs is None else masked(inputs.old_log_probs.to(log_probs), mask)
+    rollout = None if inputs.rollout_log_probs is None else masked(inputs.rollout_log_probs.to(log_probs), mask)
+    old = rollout if config.use_rollout_logprobs and rollout is not None else trainer
     advantages = masked(inputs.advantages.to(log_probs), mask)
     sums = _WeightedSums(inputs, log_probs.dtype)
 
     policy = POLICY_LOSSES[config.policy_loss](
         PolicyLossInputs(log_probs, old, advantages, inputs.sample_index, mask, inputs.num_samples), config
     )
-    loss = sums.term("pg_loss", policy.loss)
+    known_trainer = trainer if inputs.trainer_known else None
+    given = CorrectionInputs(
+        log_probs.detach(), old, known_trainer, rollout, advantages, inputs.sample_index, mask, inputs.num_samples
+    )
+    loss = sums.term("pg_loss", _corrected(policy.loss, given, inputs.custom_correction, config.correction, sums))
     if config.use_kl_loss:
         ref = masked(_needed(inputs.ref_log_probs, "reference log-probs", "--use-kl-loss").to(log_probs), mask)
         ratio = exp_log_ratio(log_probs - old) if config.use_unbiased_kl else None
@@ -112,9 +128,9 @@ def objective(inputs: ObjectiveInputs, config: ObjectiveConfig) -> tuple[Tensor,
     sums.measure("ppo_kl", old - log_probs, mask)
     if policy.clipped is not None:
         sums.measure("pg_clipfrac", policy.clipped, mask)
-    if inputs.rollout_log_probs is not None:
-        known = mask & ~torch.isnan(inputs.rollout_log_probs)
-        sums.measure("train_rollout_logprob_abs_diff", (old - inputs.rollout_log_probs).abs(), known)
+    if rollout is not None and inputs.trainer_known:
+        known = mask & ~torch.isnan(rollout)
+        sums.measure("train_rollout_logprob_abs_diff", (trainer - rollout).abs(), known)
     return loss, sums.metrics
 
 
@@ -142,6 +158,25 @@ class _WeightedSums:
         """A diagnostic, over the tokens where it was measured."""
         weights = masked(self._weights, mask)
         self.metrics[name] = ((weights * masked(values.detach().to(torch.float64), mask)).sum(), weights.sum())
+
+
+def _corrected(
+    loss: Tensor,
+    inputs: CorrectionInputs,
+    custom: CustomCorrection | None,
+    config: CorrectionConfig,
+    sums: _WeightedSums,
+) -> Tensor:
+    """[R]: the policy loss after its corrections; their metrics go to `sums`."""
+    correction = correct(inputs, config)
+    measured = dict(correction.measured)
+    if custom is not None:
+        loss, kept, custom_metrics = custom(loss, inputs)
+        loss = masked(loss, kept)
+        measured |= custom_metrics
+    for name, (values, mask) in measured.items():
+        sums.measure(name, values, mask)
+    return loss if correction.weights is None else loss * correction.weights
 
 
 def _needed(values: Tensor | None, what: str, option: str) -> Tensor:

@@ -21,7 +21,22 @@ def _sapo(args: Args) -> str | None:
     return None
 
 
-RULES = (_clip, _sapo)
+def _tis(args: Args) -> str | None:
+    low, high = args.tis_clip_low, args.tis_clip
+    if args.use_tis and low > high:
+        return f"--tis-clip-low {low} is greater than --tis-clip {high}"
+    if args.use_tis and args.use_rollout_logprobs:
+        return (
+            "--use-tis corrects from the engine's log-probs to the trainer's, and with --use-rollout-logprobs the loss "
+            "does without the latter: leave one out"
+        )
+    low, high = args.rs_lower_bound, args.rs_upper_bound
+    if low is not None and high is not None and low > high:
+        return f"--rs-lower-bound {low} is greater than --rs-upper-bound {high}"
+    return None
+
+
+RULES = (_clip, _sapo, _tis)
 
 
 def policy_loss(args: Args) -> str:
@@ -40,7 +55,7 @@ def warnings(args: Args) -> list[str]:
         found.append("--use-kl-loss only logs the KL: --kl-loss-coef is 0")
     if args.use_kl_loss and args.kl_loss_type == "k1":
         found.append("--kl-loss-type k1 holds nothing: its gradient is zero in expectation on-policy; low_var_kl does")
-    if args.kl_coef and not estimator.kl_in_rewards:
+    if args.kl_coef and not estimator.kl_in_rewards and not args.custom_advantage_function_path:
         found.append(
             f"--kl-coef {args.kl_coef} has no effect with --advantage-estimator {name}: a KL to the reference is then "
             "part of the loss, with --use-kl-loss and --kl-loss-coef"
@@ -57,4 +72,22 @@ def warnings(args: Args) -> list[str]:
         found.append(f"--disable-grpo-std-normalization has no effect with --advantage-estimator {name}")
     if args.n_samples_per_prompt == 1 and estimator.baseline is not Baseline.NONE and args.rewards_normalization:
         found.append("--n-samples-per-prompt 1: a group of one has advantage 0, so nothing is learned")
+    return found + _correction_warnings(args)
+
+
+def _correction_warnings(args: Args) -> list[str]:
+    found = []
+    of_tis = {"tis_clip", "tis_clip_low", "tis_level", "tis_mode"}
+    if not args.use_tis and args.given & (of_tis | {"custom_tis_function_path"}):
+        found.append("the --tis-* options and --custom-tis-function-path have no effect without --use-tis")
+    if args.use_tis and args.custom_tis_function_path and args.given & of_tis:
+        found.append("--custom-tis-function-path takes the place of the built-in correction: it has to read --tis-*")
+    if args.use_tis and args.tis_mode == "truncate" and args.tis_clip_low:
+        found.append(f"--tis-clip-low {args.tis_clip_low} has no effect: --tis-mode truncate has no lower bound")
+    if "rs_level" in args.given and args.rs_lower_bound is None and args.rs_upper_bound is None:
+        found.append(f"--rs-level {args.rs_level} has no effect without --rs-lower-bound or --rs-upper-bound")
+    if "opsm_delta" in args.given and not args.use_opsm:
+        found.append(f"--opsm-delta {args.opsm_delta} has no effect without --use-opsm")
+    if args.use_opsm and args.num_steps_per_rollout == 1 and not args.use_rollout_logprobs:
+        found.append("--use-opsm has no effect with one step a rollout: the policy is then the behaviour policy")
     return found

@@ -115,6 +115,8 @@ def _hook_files(args: Args) -> str | None:
         "custom_generate_function_path",
         "dynamic_sampling_filter_path",
         "buffer_filter_path",
+        "custom_advantage_function_path",
+        "custom_tis_function_path",
     ):
         path = getattr(args, dest)
         file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""

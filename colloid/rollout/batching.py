@@ -16,6 +16,7 @@ from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
 from colloid.data.sample import Sample
 from colloid.data.schedule import Bounds, build_rank_batches
+from colloid.errors import DataError
 from colloid.rollout.costs import sequence_costs
 
 NUM_EXAMPLES = 4
@@ -61,13 +62,31 @@ def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
         std_normalization=args.grpo_std_normalization,
         normalize=args.rewards_normalization,
     )
-    return to_columns(
+    batch = to_columns(
         samples,
         raw_rewards=raw,
         rewards=shaped.numpy(),
         num_steps=args.num_steps_per_rollout,
         per_token_loss=bool(args.calculate_per_token_loss),
     )
+    if args.use_rollout_logprobs:
+        _check_rollout_log_probs(batch)
+    return batch
+
+
+def _check_rollout_log_probs(batch: RolloutBatch) -> None:
+    """
+    Raises:
+        DataError: a token that is trained has no log-prob of the engine.
+    """
+    missing = np.isnan(batch.rollout_log_probs) & (batch.loss_mask == 1)
+    if missing.any():
+        rows = np.unique(np.searchsorted(batch.response_offsets, np.flatnonzero(missing), side="right") - 1)
+        raise DataError(
+            f"--use-rollout-logprobs, and {len(rows)} of {batch.num_samples} samples have no rollout log-probs: "
+            f"{batch.sample_ids[rows[:5]].tolist()}{' …' if len(rows) > 5 else ''}. Have the generate function record "
+            "them (`append_response_tokens(…, log_probs=…)`), or leave the option out"
+        )
 
 
 def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
@@ -79,6 +98,7 @@ def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
         and not (estimator.kl_in_rewards and args.kl_coef)
         and not estimator.always_whitens
         and not args.normalize_advantages
+        and not args.custom_advantage_function_path
         and not (args.use_kl_loss and args.kl_loss_coef)
         and not args.entropy_coef
         and args.loss_type == "policy_loss"

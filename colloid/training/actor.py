@@ -22,7 +22,8 @@ from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.advantages import step_advantages
-from colloid.training.loss_options import advantage_config, objective_config
+from colloid.training.custom import custom_correction
+from colloid.training.loss_options import advantage_config, custom_tis, objective_config
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
@@ -81,6 +82,7 @@ class Actor:
         self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
         self._advantage = advantage_config(args)
+        self._custom_tis = custom_tis(args)
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -135,10 +137,8 @@ class Actor:
                 self._log_probs(micro_batches, passes[index]) if self._reference else None
                 for index, micro_batches in enumerate(steps)
             ]
-        # The first step's are those of its own forward pass: nothing was trained in between.
-        from_step = 0 if self._advantage.needs_reference else 1
         old = [
-            self._log_probs(micro_batches, passes[index]) if index >= from_step else None
+            self._log_probs(micro_batches, passes[index]) if self._recomputes(index) else None
             for index, micro_batches in enumerate(steps)
         ]
         advantages = [
@@ -252,12 +252,22 @@ class Actor:
             return []
         return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
 
+    def _recomputes(self, index: int) -> bool:
+        """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
+        forward pass: nothing was trained in between.
+        """
+        if self._objective.use_rollout_logprobs:
+            return index > 0 and self._objective.correction.compares_with_engine
+        return index > 0 or self._advantage.needs_log_probs
+
     def _advantages(
         self, micro_batches: list[MicroBatch], old: list[torch.Tensor] | None, reference: list[torch.Tensor] | None
     ) -> list[torch.Tensor]:
         """Of a step's micro-batches; where the loss is computed."""
         if not parallel.is_last_stage():
             return []
+        if self._objective.use_rollout_logprobs:
+            old = [engine_log_probs(micro_batch) for micro_batch in micro_batches]
         return step_advantages(
             self._advantage,
             micro_batches,
@@ -289,9 +299,11 @@ class Actor:
                 token_weights=micro_batch.token_weights,
                 num_samples=micro_batch.num_samples,
                 old_log_probs=old[row] if old else None,
+                trainer_known=index == 0 or old is not None,
                 ref_log_probs=reference[row] if reference else None,
                 rollout_log_probs=micro_batch.rollout_log_probs,
                 entropy=entropy,
+                custom_correction=custom_correction(self._custom_tis, micro_batch) if self._custom_tis else None,
                 share=1 / num_parts,
             )
             return objective(inputs, self._objective)
@@ -306,6 +318,12 @@ class Actor:
         step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
         self._scheduler.step(1)
         return metrics
+
+
+def engine_log_probs(micro_batch: MicroBatch) -> torch.Tensor:
+    """[R], the engine's; 0 where no sample has any, as then all are masked."""
+    found = micro_batch.rollout_log_probs
+    return micro_batch.token_weights.new_zeros(len(micro_batch.loss_mask)) if found is None else found
 
 
 def _mean_over_steps(by_step: list[dict[str, float]]) -> dict[str, float]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, whiten
 from colloid.algorithms.estimators import get_estimator
+from colloid.training.custom import custom_advantages
 from colloid.training.micro_batch import MicroBatch
 
 LogProbs = Sequence[torch.Tensor]
@@ -34,11 +36,18 @@ class AdvantageConfig:
     lambd: float = 1.0
     kl_coef: float = 0.0
     normalize: bool = False
+    custom: Callable[..., Any] | None = None
+    """The user's, in place of the estimator's, with `args` bound; whitened where the options say so."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether the log-probs of the behaviour policy and of the reference enter."""
-        return bool(self.kl_coef) and get_estimator(self.estimator).kl_in_rewards
+        """Whether the log-probs of the reference enter."""
+        return bool(self.kl_coef) and (self.custom is not None or get_estimator(self.estimator).kl_in_rewards)
+
+    @property
+    def needs_log_probs(self) -> bool:
+        """Whether those of the behaviour policy enter."""
+        return self.needs_reference or self.custom is not None
 
     @property
     def whitens(self) -> bool:
@@ -56,10 +65,23 @@ def step_advantages(
     """float64 [R] of each micro-batch of a step, 0 at masked tokens.
 
     Args:
-        old: of the behaviour policy; needed, as `reference` is, where `config.needs_reference`.
+        old: of the behaviour policy; needed where `config.needs_log_probs`, as `reference` is where
+            `config.needs_reference`.
         sum_over_ranks: adds a tensor up over the data-parallel ranks. Called once where advantages are whitened.
     """
-    advantages = [
+    if not micro_batches:
+        return []
+    if config.custom is not None:
+        advantages = custom_advantages(config.custom, micro_batches, log_probs=old, reference=reference)
+    else:
+        advantages = _estimated(config, micro_batches, old, reference)
+    return whitened(advantages, micro_batches, sum_over_ranks) if config.whitens else advantages
+
+
+def _estimated(
+    config: AdvantageConfig, micro_batches: Sequence[MicroBatch], old: LogProbs | None, reference: LogProbs | None
+) -> list[torch.Tensor]:
+    return [
         compute_advantages(
             config.estimator,
             AdvantageInputs(
@@ -75,7 +97,6 @@ def step_advantages(
         ).advantages
         for row, micro_batch in enumerate(micro_batches)
     ]
-    return whitened(advantages, micro_batches, sum_over_ranks) if config.whitens and micro_batches else advantages
 
 
 def whitened(

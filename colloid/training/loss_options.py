@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from colloid.algorithms.corrections import CorrectionConfig
 from colloid.algorithms.estimators import get_estimator
 from colloid.algorithms.objective import ObjectiveConfig
+from colloid.hooks import bind, load_hook
 from colloid.training.advantages import AdvantageConfig
 
 
@@ -23,6 +26,26 @@ def objective_config(args: Any) -> ObjectiveConfig:
         kl_loss_type=args.kl_loss_type,
         use_unbiased_kl=bool(args.use_unbiased_kl),
         entropy_coef=args.entropy_coef,
+        use_rollout_logprobs=bool(args.use_rollout_logprobs),
+        correction=correction_config(args),
+    )
+
+
+def correction_config(args: Any) -> CorrectionConfig:
+    """The built-in corrections that the options describe; a function of the user's takes the place of TIS."""
+    return CorrectionConfig(
+        use_tis=bool(args.use_tis) and not args.custom_tis_function_path,
+        tis_clip=args.tis_clip,
+        tis_clip_low=args.tis_clip_low,
+        tis_level=args.tis_level,
+        tis_mode=args.tis_mode,
+        rs_level=args.rs_level,
+        rs_lower_bound=args.rs_lower_bound,
+        rs_upper_bound=args.rs_upper_bound,
+        rs_veto_threshold=args.rs_veto_threshold,
+        use_opsm=bool(args.use_opsm),
+        opsm_delta=args.opsm_delta,
+        mismatch_metrics=bool(args.get_mismatch_metrics),
     )
 
 
@@ -34,4 +57,19 @@ def advantage_config(args: Any) -> AdvantageConfig:
         lambd=args.lambd,
         kl_coef=args.kl_coef,
         normalize=bool(args.normalize_advantages),
+        custom=_hook(args, "custom_advantage"),
     )
+
+
+def custom_tis(args: Any) -> Callable[..., Any] | None:
+    """The user's correction of the policy loss, with `args` bound.
+
+    Raises:
+        HookError: it cannot be loaded.
+    """
+    return _hook(args, "custom_tis") if args.use_tis else None
+
+
+def _hook(args: Any, kind: str) -> Callable[..., Any] | None:
+    path = getattr(args, f"{kind}_function_path")
+    return bind(load_hook(path, kind), args) if path else None

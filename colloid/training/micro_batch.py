@@ -51,6 +51,10 @@ class MicroBatch:
     """float32 [R]: of each token in the step's loss; 0 where masked."""
     rewards: torch.Tensor
     """float64 [S], shaped."""
+    lengths: np.ndarray
+    """int64 [S], of prompt and response, without padding."""
+    response_lengths: np.ndarray
+    """int64 [S]."""
 
     @property
     def num_samples(self) -> int:
@@ -115,6 +119,8 @@ def make_micro_batch(
         rollout_log_probs=tensor(samples.rollout_log_probs) if has_log_probs else None,
         token_weights=tensor(weights),
         rewards=tensor(samples.rewards),
+        lengths=lengths,
+        response_lengths=response_lengths,
     )
 
 

@@ -1,4 +1,4 @@
-"""Estimators and policy losses are the same on one rank and on two, however the samples are put into micro-batches."""
+"""Estimators, losses and corrections are the same on one rank and on two, and in any micro-batches."""
 
 from __future__ import annotations
 
@@ -21,11 +21,21 @@ KL_REWARD = {"kl_coef": 0.05}
 ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo, whitened": ("ppo", {"normalize_advantages": True}),
     "gspo": ("gspo", {"advantage_estimator": "gspo"}),
-    "cispo": ("cispo", {"advantage_estimator": "cispo", "normalize_advantages": True}),
+    "cispo": ("cispo", {"advantage_estimator": "cispo", "normalize_advantages": True, "eps_clip": 1e-4}),
     "reinforce++": ("ppo", {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.9} | KL_REWARD),
     "reinforce++ baseline": ("ppo", {"advantage_estimator": "reinforce_plus_plus_baseline"} | KL_REWARD),
     "rloo, gmpo": ("gmpo", {"advantage_estimator": "rloo", "policy_loss": "gmpo"}),
     "rloo, sapo": ("sapo", {"advantage_estimator": "rloo", "policy_loss": "sapo", "sapo_tau_neg": 1.5}),
+    "grpo, corrected": (
+        "ppo",
+        {
+            "use_tis": True,
+            "tis_level": "geometric",
+            "rs_upper_bound": 3.0,
+            "use_opsm": True,
+            "get_mismatch_metrics": True,
+        },
+    ),
 }
 """Name -> (policy loss, options)."""
 

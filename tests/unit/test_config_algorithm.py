@@ -17,6 +17,10 @@ def plan(text):
         ("--sapo-tau-pos 0", "--sapo-tau-pos 0.0 must be greater than 0"),
         ("--eps-clip-c 1", "--eps-clip-c 1.0 must be greater than 1"),
         ("--gamma 1.1", "--gamma.* must be at most 1"),
+        ("--use-tis --tis-clip-low 3", "--tis-clip-low 3.0 is greater than --tis-clip 2.0"),
+        ("--use-tis --use-rollout-logprobs", "leave one out"),
+        ("--rs-lower-bound 2 --rs-upper-bound 1", "--rs-lower-bound 2.0 is greater than --rs-upper-bound 1.0"),
+        ("--use-tis --tis-level word", "choose one of: token, sequence, geometric"),
         ("--advantage-estimator ppo", "not supported yet: --advantage-estimator ppo"),
         ("--use-opd", "not supported yet: --use-opd"),
         ("--loss-type sft_loss", "not supported yet: --loss-type sft_loss"),
@@ -36,6 +40,11 @@ def test_what_cannot_be_is_an_error(options, message):
         ("--policy-loss sapo --eps-clip 0.1", "sapo does not clip"),
         ("--policy-loss gmpo --eps-clip-c 3", "--eps-clip-c 3.0 has no effect"),
         ("--advantage-estimator rloo --disable-grpo-std-normalization", "no effect with --advantage-estimator rloo"),
+        ("--tis-clip 3", "have no effect without --use-tis"),
+        ("--use-tis --tis-mode truncate --tis-clip-low 0.5", "--tis-clip-low 0.5 has no effect"),
+        ("--rs-level sequence", "--rs-level sequence has no effect"),
+        ("--opsm-delta 0.1", "--opsm-delta 0.1 has no effect"),
+        ("--use-opsm", "--use-opsm has no effect with one step a rollout"),
         ("--advantage-estimator rloo --n-samples-per-prompt 1", "a group of one has advantage 0"),
     ],
 )
@@ -48,6 +57,8 @@ def test_what_has_no_effect_is_said(options, message):
     [
         "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --gamma 0.9 --n-samples-per-prompt 1",
         "--policy-loss sapo --sapo-tau-pos 2",
+        "--use-tis --tis-clip 3 --tis-clip-low 0.5 --rs-level sequence --rs-lower-bound 0.1",
+        "--use-opsm --opsm-delta 0.1 --use-rollout-logprobs",
         "--advantage-estimator gspo --eps-clip 3e-4 --eps-clip-high 4e-4 --eps-clip-c 3",
     ],
 )

@@ -3,6 +3,7 @@
 from colloid.config.option import FLAG, OFF, opt
 
 LATER = {"built": ()}
+LEVELS = ("token", "sequence", "geometric")
 
 ALGORITHM = (
     opt(
@@ -81,7 +82,6 @@ ALGORITHM = (
         "str",
         None,
         "`(args, rollout_data)`: fills advantages and returns.",
-        **LATER,
     ),
     opt(
         "--custom-loss-function-path",
@@ -96,14 +96,60 @@ ALGORITHM = (
 )
 
 CORRECTION = (
-    opt("--use-rollout-logprobs", FLAG, None, "The engine's log-probs are the behaviour policy's.", **LATER),
-    opt("--use-tis", FLAG, None, "Truncated importance sampling.", **LATER),
-    opt("--tis-clip", "float", 2.0, "Its upper bound.", low=0, **LATER),
-    opt("--tis-clip-low", "float", 0.0, "Its lower bound.", low=0, **LATER),
-    opt("--custom-tis-function-path", "str", None, "Its function.", **LATER),
-    opt("--get-mismatch-metrics", FLAG, None, "Log how trainer and engine differ.", **LATER),
-    opt("--use-opsm", FLAG, None, "Mask sequences that are too far off policy.", **LATER),
-    opt("--opsm-delta", "float", 1e-4, "From where on they are.", low=0, **LATER),
+    opt(
+        "--use-rollout-logprobs",
+        FLAG,
+        None,
+        "The engine's log-probs are the behaviour policy's; the trainer does not compute them.",
+    ),
+    opt(
+        "--use-tis",
+        FLAG,
+        None,
+        "Multiply the policy loss by the bounded ratio of trainer over engine (truncated importance sampling).",
+    ),
+    opt("--tis-clip", "float", 2.0, "Upper bound of that ratio.", low=0),
+    opt("--tis-clip-low", "float", 0.0, "Lower bound of that ratio.", low=0),
+    opt(
+        "--tis-level",
+        "str",
+        "token",
+        "Ratio of a token, of its whole sequence (the product), or the geometric mean of the sequence's.",
+        choices=LEVELS,
+    ),
+    opt(
+        "--tis-mode",
+        "str",
+        "clip",
+        "How it is bounded: clip to both bounds, truncate at the upper one, or mask (0 outside of them).",
+        choices=("clip", "truncate", "mask"),
+    ),
+    opt(
+        "--custom-tis-function-path",
+        "str",
+        None,
+        "With --use-tis, in place of the built-in correction: `(args, *, pg_loss, train_log_probs, rollout_log_probs, "
+        "loss_masks, total_lengths, response_lengths, **kw) -> (pg_loss, loss_masks, metrics)`.",
+    ),
+    opt("--rs-level", "str", "token", "Whose ratio the bounds of rejection are for; as --tis-level.", choices=LEVELS),
+    opt("--rs-lower-bound", "float", None, "Reject tokens (or samples) whose ratio is lower.", low=0, shown="off"),
+    opt("--rs-upper-bound", "float", None, "Reject tokens (or samples) whose ratio is higher.", low=0, shown="off"),
+    opt(
+        "--rs-veto-threshold",
+        "float",
+        None,
+        "Reject samples in which any token's own ratio is lower.",
+        low=0,
+        shown="off",
+    ),
+    opt(
+        "--get-mismatch-metrics",
+        FLAG,
+        None,
+        "Log how trainer and engine differ (KL, chi squared, perplexities), under train/mismatch_…",
+    ),
+    opt("--use-opsm", FLAG, None, "Mask sequences with a negative advantage that are too far off policy."),
+    opt("--opsm-delta", "float", 1e-4, "From which mean of old - new log-probs on they are.", low=0),
     opt("--use-routing-replay", FLAG, None, "Replay the experts that were chosen.", **LATER),
     opt("--use-rollout-routing-replay", FLAG, None, "Replay the experts that the engine chose.", **LATER),
 )

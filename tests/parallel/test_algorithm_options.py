@@ -1,0 +1,139 @@
+"""Every option of estimator, loss and correction changes what is trained, from the samples to the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from colloid.config.schema import loss
+from tests.parallel.options_cases import train_with
+from tests.parallel.ranks import run_ranks
+
+pytestmark = pytest.mark.timeout(240)
+
+HOOKS = """
+def custom_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, **kw):
+    return pg_loss * 0.5, None, {"halved": 0.5}
+
+def custom_advantage(args, rollout_data):
+    rollout_data["advantages"] = [mask * 0.1 for mask in rollout_data["loss_masks"]]
+"""
+KL = {"use_kl_loss": True, "kl_loss_coef": 0.5, "ref_load": "OTHER"}
+RPP = {"advantage_estimator": "reinforce_plus_plus", "ref_load": "OTHER"}
+SAPO = {"policy_loss": "sapo"}
+TIS = {"use_tis": True}
+REJECTS = {"rs_lower_bound": 0.5}
+OPSM = {"use_opsm": True, "use_rollout_logprobs": True}
+
+CLIPPED = {"eps_clip": 1e-4}
+"""Without clipping, cispo's gradient is that of ppo."""
+WHOLE = {"num_steps_per_rollout": 1}
+"""Both groups in a step: Adam does not see how long a gradient is."""
+
+CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({}, {"advantage_estimator": "gspo"}),
+    (CLIPPED, {"advantage_estimator": "cispo"}),
+    (WHOLE, {"advantage_estimator": "rloo"}),
+    *[({}, {"advantage_estimator": f"reinforce_plus_plus{form}"}) for form in ("", "_baseline")],
+    *[({}, {"policy_loss": name}) for name in ("gspo", "gmpo", "sapo")],
+    (CLIPPED, {"policy_loss": "cispo"}),
+    ({}, {"eps_clip": 1e-4}),
+    ({}, {"eps_clip": 1e-4, "eps_clip_high": 0.5}),
+    ({"use_rollout_logprobs": True}, {"eps_clip_c": 1.1}),
+    (KL, {"use_kl_loss": False}),
+    (KL, {"kl_loss_coef": 0.1}),
+    *[(KL, {"kl_loss_type": kind}) for kind in ("k1", "k2")],
+    (KL, {"use_unbiased_kl": True}),
+    (RPP, {"kl_coef": 0.5}),
+    ({"advantage_estimator": "reinforce_plus_plus_baseline", "ref_load": "OTHER"}, {"kl_coef": 0.5}),
+    ({}, {"entropy_coef": 0.1}),
+    ({}, {"calculate_per_token_loss": True}),
+    (WHOLE, {"disable_grpo_std_normalization": True}),
+    ({}, {"disable_rewards_normalization": True}),
+    ({}, {"normalize_advantages": True}),
+    (RPP, {"gamma": 0.5}),
+    (SAPO, {"sapo_tau_pos": 3.0}),
+    (SAPO, {"sapo_tau_neg": 3.0}),
+    ({}, {"custom_advantage_function_path": "HOOKS"}),
+    ({}, {"use_rollout_logprobs": True}),
+    ({}, TIS),
+    (TIS, {"tis_clip": 1.1}),
+    (TIS, {"tis_clip_low": 0.9}),
+    *[(TIS, {"tis_level": level}) for level in ("sequence", "geometric")],
+    (TIS | {"tis_clip_low": 0.9}, {"tis_mode": "truncate"}),
+    (TIS | {"tis_clip_low": 0.9}, {"tis_mode": "mask"}),
+    (TIS, {"custom_tis_function_path": "HOOKS"}),
+    ({}, REJECTS),
+    ({}, {"rs_upper_bound": 1.5}),
+    ({}, {"rs_veto_threshold": 0.3}),
+    *[(REJECTS, {"rs_level": level}) for level in ("sequence", "geometric")],
+    ({"use_rollout_logprobs": True}, OPSM),
+    (OPSM, {"opsm_delta": 1.0}),
+]
+METRICS_ONLY = {"get_mismatch_metrics"}
+"""Changes no weight."""
+
+
+def key(options: dict[str, Any]) -> str:
+    return " ".join(f"--{name}={value}" for name, value in sorted(options.items()) if value is not False) or "nothing"
+
+
+def changed(base: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in (base | change).items() if value is not False}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model_dir, tmp_path_factory) -> dict[str, dict[str, Any]]:
+    model, other = (tiny_model_dir("qwen3", hidden=32, layers=1, seed=seed) for seed in (0, 1))
+    hooks = tmp_path_factory.mktemp("hooks") / "hooks.py"
+    hooks.write_text(HOOKS)
+    runs = {}
+    for options in [
+        *[base for base, _ in CHANGES],
+        *[changed(base, change) for base, change in CHANGES],
+        {"get_mismatch_metrics": True},
+    ]:
+        places = {"OTHER": other, "HOOKS": hooks}
+        runs[key(options)] = {name: places.get(value, value) for name, value in options.items()}
+    return run_ranks(train_with, 1, tmp_path_factory.mktemp("rank"), timeout=200.0, model=model, runs=runs)[0]
+
+
+@pytest.mark.parametrize(("base", "change"), CHANGES, ids=lambda options: key(options))
+def test_the_option_changes_what_is_trained(trained, base, change):
+    before, after = (trained[key(options)]["weights"] for options in (base, changed(base, change)))
+    assert np.isfinite(after).all()
+    assert np.abs(before - after).max() > 1e-5
+
+
+def test_mismatch_metrics_change_metrics_alone(trained):
+    plain, measured = trained["nothing"], trained[key({"get_mismatch_metrics": True})]
+    assert np.array_equal(plain["weights"], measured["weights"])
+    assert {name for name in measured["metrics"] if name not in plain["metrics"]} == {
+        f"train/{step}mismatch_{name}"
+        for step in ("", "step_0/", "step_1/")
+        for name in (
+            "kl",
+            "k3_kl",
+            "ratio",
+            "chi2_token",
+            "chi2_sequence",
+            "trainer_ppl",
+            "rollout_ppl",
+            "log_ppl_diff",
+        )
+    }
+
+
+def test_metrics_of_corrections_are_logged(trained):
+    assert trained[key(TIS)]["metrics"]["train/tis"] > 0
+    assert 0 < trained[key(REJECTS)]["metrics"]["train/rs_rejected"] < 1
+    assert 0 < trained[key(OPSM)]["metrics"]["train/opsm_clipfrac"] < 1
+    assert trained[key(TIS | {"custom_tis_function_path": "HOOKS"})]["metrics"]["train/halved"] == pytest.approx(0.5)
+
+
+def test_no_option_is_left_out():
+    built = {option.flag[2:].replace("-", "_") for option in loss.ALGORITHM + loss.CORRECTION if option.built != ()}
+    tried = {name for base, change in CHANGES for name in base | change}
+    assert built - {"loss_type"} <= tried | METRICS_ONLY
