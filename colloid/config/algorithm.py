@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from colloid.algorithms.estimators import Baseline, Credit, get_estimator
 from colloid.config.args import Args
 
@@ -36,7 +38,25 @@ def _tis(args: Args) -> str | None:
     return None
 
 
-RULES = (_clip, _sapo, _tis)
+def _freezing(args: Args) -> str | None:
+    patterns = [*(args.only_train_params_name_list or []), *(args.freeze_params_name_list or [])]
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            return f"{pattern!r} in the names of parameters is no regular expression: {error}"
+    if args.only_train_params_name_list and args.freeze_params_name_list:
+        return "--only-train-params-name-list and --freeze-params-name-list exclude each other"
+    for flag in ("--pipeline-model-parallel-size", "--expert-model-parallel-size"):
+        size = getattr(args, flag[2:].replace("-", "_"))
+        if patterns and size > 1:
+            return f"freezing parameters is not supported yet with {flag} {size}: take 1"
+    if patterns and args.recompute_granularity == "full":
+        return "freezing parameters is not supported yet with --recompute-granularity full: take selective"
+    return None
+
+
+RULES = (_clip, _sapo, _tis, _freezing)
 
 
 def policy_loss(args: Args) -> str:
@@ -86,6 +106,9 @@ def _correction_warnings(args: Args) -> list[str]:
         found.append(f"--tis-clip-low {args.tis_clip_low} has no effect: --tis-mode truncate has no lower bound")
     if "rs_level" in args.given and args.rs_lower_bound is None and args.rs_upper_bound is None:
         found.append(f"--rs-level {args.rs_level} has no effect without --rs-lower-bound or --rs-upper-bound")
+    reads_reference = args.use_kl_loss or args.kl_coef
+    if args.ref_update_interval and not reads_reference:
+        found.append(f"--ref-update-interval {args.ref_update_interval} has no effect: nothing reads the reference")
     if "opsm_delta" in args.given and not args.use_opsm:
         found.append(f"--opsm-delta {args.opsm_delta} has no effect without --use-opsm")
     if args.use_opsm and args.num_steps_per_rollout == 1 and not args.use_rollout_logprobs:

@@ -27,7 +27,7 @@ from colloid.training.loss_options import advantage_config, custom_tis, objectiv
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
-from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate
+from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate, reset_states
 from colloid.training.megatron.shards import weight_coordinates
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch, regroup
 from colloid.training.reference import ReferenceModel
@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 
 UPDATE_TIMEOUT = 300.0
 """Seconds that one control call of a weight update may take."""
+
+
+REFERENCE_DIRECTORY = "reference"
+"""In the trainer's part of a checkpoint, where `--ref-update-interval` changes the reference."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ class Actor:
         self._scheduler = build_scheduler(args, self._optimizer)
         self._reference = None
         if self._objective.use_kl_loss or self._advantage.needs_reference:
-            self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(args.ref_load))
+            place = self._updated_reference() or args.ref_load
+            self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
         )
@@ -130,6 +135,8 @@ class Actor:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
+        if self.args.reset_optimizer_states:
+            reset_states(self._optimizer)
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
         with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
@@ -155,6 +162,8 @@ class Actor:
         if len(by_step) > 1:
             for index, of_step in enumerate(by_step):
                 metrics |= {f"train/step_{index}/{name}": value for name, value in of_step.items()}
+        if self._reference and self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
+            self._reference.become_policy()
         metrics["perf/log_probs_time"] = trained - begin
         metrics["perf/actor_train_time"] = time.monotonic() - trained
         return metrics
@@ -165,10 +174,13 @@ class Actor:
         With --async-save it returns once everything is copied, see `CheckpointWriter.save`.
         """
         args = self.args
+        trained = checkpoint.Trained(rollout_id, self._weight_version)
+        if self._reference and args.ref_update_interval:
+            self._save_reference(Path(directory, REFERENCE_DIRECTORY), trained)
         checkpoint.save(
             self._writer,
             Path(directory),
-            checkpoint.Trained(rollout_id, self._weight_version),
+            trained,
             self._chunks,
             None if args.no_save_optim else self._optimizer,
             self._scheduler,
@@ -228,6 +240,21 @@ class Actor:
         """Leaves the world of ranks, once a checkpoint that is being written is."""
         self.finish_save()
         parallel.shutdown()
+
+    def _updated_reference(self) -> str | None:
+        """Where the checkpoint that is resumed has a reference that was updated, and is to be again."""
+        if not (self.args.resume_from and self.args.ref_update_interval):
+            return None
+        place = Path(self.args.resume_from, "trainer", REFERENCE_DIRECTORY)
+        return str(place) if place.is_dir() else None
+
+    def _save_reference(self, directory: Path, trained: checkpoint.Trained) -> None:
+        """Before the checkpoint's last file is there, so that a whole checkpoint has a whole reference."""
+        if dist.get_rank() == 0:
+            directory.mkdir()
+        dist.barrier()
+        with self._reference.swapped_in():
+            checkpoint.save(self._writer, directory, trained, self._chunks, None, None, self._layout, with_rng=False)
 
     def _load_weights(self, place: str) -> None:
         if is_torch_dist(place):

@@ -38,6 +38,12 @@ class ReferenceModel:
             self._exchange()
 
     @torch.no_grad()
+    def become_policy(self) -> None:
+        """The reference's weights are the policy's from now on. Not while it is swapped in."""
+        for host, parameter in zip(self._host, self._parameters, strict=True):
+            host.copy_(parameter.data)
+
+    @torch.no_grad()
     def _exchange(self) -> None:
         """Its own inverse. On a CPU the tensors change places; on a device their contents do."""
         for row, parameter in enumerate(self._parameters):

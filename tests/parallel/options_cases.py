@@ -31,7 +31,9 @@ def make_samples(seed: int = 0, vocab: int = 512) -> list[Sample]:
 def train_with(
     rank: int, world_size: int, init_method: str, model: Path, runs: dict[str, dict[str, Any]]
 ) -> dict[str, dict[str, Any]]:
-    """Weights [all of them, flat] and metrics after two rollouts of two steps with each run's options."""
+    """With each run's options, after two rollouts of two steps: weights [all, flat], the last metrics, and the Hugging
+    Face names of what was trained.
+    """
     from colloid.rollout.batching import rollout_batch, schedule
 
     ranks = Ranks(rank, world_size, init_method)
@@ -40,10 +42,12 @@ def train_with(
         base = {"rollout_batch_size": 2, "n_samples_per_prompt": 4, "micro_batch_size": 3}
         actor = ranks.actor(model, **base | {"num_steps_per_rollout": 2} | options)
         metrics: dict[str, float] = {}
+        start = actor.weight_checksums()
         for rollout in range(2):
             batch = rollout_batch(actor.args, make_samples(rollout))
             metrics = actor.train(rollout, schedule(actor.args, batch)[rank])
         flat = np.concatenate([tensor.float().numpy().ravel() for _, tensor in actor._export()])
-        results[name] = {"weights": flat, "metrics": metrics}
+        end = actor.weight_checksums()
+        results[name] = {"weights": flat, "metrics": metrics, "trained": {n for n in end if start[n] != end[n]}}
         actor.close()
     return results

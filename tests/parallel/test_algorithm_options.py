@@ -69,6 +69,13 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"rs_upper_bound": 1.5}),
     ({}, {"rs_veto_threshold": 0.3}),
     *[(REJECTS, {"rs_level": level}) for level in ("sequence", "geometric")],
+    (KL, {"ref_update_interval": 1}),
+    ({}, {"reset_optimizer_states": True}),
+    ({}, {"bf16": True}),
+    ({"bf16": True}, {"bf16": True, "reset_optimizer_states": True}),
+    ({}, {"freeze_params_name_list": "embed"}),
+    ({}, {"only_train_params_name_list": "linear_qkv"}),
+    ({}, {"use_distributed_optimizer": True, "freeze_params_name_list": r"mlp\."}),
     ({"use_rollout_logprobs": True}, OPSM),
     (OPSM, {"opsm_delta": 1.0}),
 ]
@@ -133,7 +140,25 @@ def test_metrics_of_corrections_are_logged(trained):
     assert trained[key(TIS | {"custom_tis_function_path": "HOOKS"})]["metrics"]["train/halved"] == pytest.approx(0.5)
 
 
+def test_a_reference_that_was_updated_is_the_policy_of_then(trained):
+    metrics = trained[key(KL | {"ref_update_interval": 1})]["metrics"]
+    assert metrics["train/step_0/kl_loss"] == 0.0 and metrics["train/step_1/kl_loss"] > 0
+    assert trained[key(KL)]["metrics"]["train/step_0/kl_loss"] > 0
+
+
+def test_parameters_that_are_frozen_stay_bit_by_bit(trained):
+    everything = trained["nothing"]["trained"]
+    assert trained[key({"freeze_params_name_list": "embed"})]["trained"] == everything - {"model.embed_tokens.weight"}
+    attention = {f"model.layers.0.self_attn.{part}_proj.weight" for part in "qkv"}
+    attention_norm = "model.layers.0.input_layernorm.weight"
+    only = trained[key({"only_train_params_name_list": "linear_qkv"})]["trained"]
+    assert attention <= only <= attention | {attention_norm}
+    mlp = trained[key({"use_distributed_optimizer": True, "freeze_params_name_list": r"mlp\."})]["trained"]
+    assert mlp == {name for name in everything if ".mlp." not in name}
+
+
 def test_no_option_is_left_out():
     built = {option.flag[2:].replace("-", "_") for option in loss.ALGORITHM + loss.CORRECTION if option.built != ()}
     tried = {name for base, change in CHANGES for name in base | change}
+    built |= {"only_train_params_name_list", "freeze_params_name_list", "reset_optimizer_states"}
     assert built - {"loss_type"} <= tried | METRICS_ONLY

@@ -24,7 +24,7 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "cispo": ("cispo", {"advantage_estimator": "cispo", "normalize_advantages": True, "eps_clip": 1e-4}),
     "reinforce++": ("ppo", {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.9} | KL_REWARD),
     "reinforce++ baseline": ("ppo", {"advantage_estimator": "reinforce_plus_plus_baseline"} | KL_REWARD),
-    "rloo, gmpo": ("gmpo", {"advantage_estimator": "rloo", "policy_loss": "gmpo"}),
+    "rloo, gmpo": ("gmpo", {"advantage_estimator": "rloo", "policy_loss": "gmpo", "eps_clip": 1e-3}),
     "rloo, sapo": ("sapo", {"advantage_estimator": "rloo", "policy_loss": "sapo", "sapo_tau_neg": 1.5}),
     "grpo, corrected": (
         "ppo",

@@ -91,7 +91,14 @@ ALGORITHM = (
         **LATER,
     ),
     opt("--custom-pg-loss-reducer-function-path", "str", None, "How the policy loss is summed.", **LATER),
-    opt("--ref-update-interval", "int", None, "Rollouts after which the reference becomes the policy.", low=1, **LATER),
+    opt(
+        "--ref-update-interval",
+        "int",
+        None,
+        "Rollouts after which the reference becomes the policy, each time.",
+        low=1,
+        shown="never",
+    ),
     opt("--use-rollout-entropy", FLAG, None, "Entropy of the behaviour policy.", **LATER),
 )
 

@@ -48,8 +48,14 @@ TRAINING = (
     opt("--recompute-loss-function", FLAG, None, "Recompute the loss in the backward pass.", **LATER),
     opt("--megatron-config-path", "str", None, "YAML: Megatron's options for actor and critic apart.", **LATER),
     opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
-    opt("--only-train-params-name-list", "str", None, "Train only these parameters.", nargs="*", **LATER),
-    opt("--freeze-params-name-list", "str", None, "Do not train these parameters.", nargs="*", **LATER),
+    opt(
+        "--only-train-params-name-list",
+        "str",
+        None,
+        "Train only parameters whose name one of these regular expressions is found in (Megatron's or Hugging Face's).",
+        nargs="*",
+    ),
+    opt("--freeze-params-name-list", "str", None, "Do not train such parameters.", nargs="*"),
     opt("--freeze-indexer", FLAG, None, "Do not train the indexer of sparse attention.", **LATER),
     opt("--allgather-cp", FLAG, None, "Context parallelism by all-gather.", **MODEL),
     opt(
@@ -71,7 +77,7 @@ TRAINING = (
         **MODEL,
     ),
     opt("--enable-mtp-training", FLAG, None, "Train it.", **LATER),
-    opt("--reset-optimizer-states", FLAG, None, "Start each rollout with a fresh optimizer.", **LATER),
+    opt("--reset-optimizer-states", FLAG, None, "Forget the optimizer's moments before each rollout."),
     opt("--use-stateless-adam", FLAG, None, "Adam without moments.", **LATER),
 )
 

@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from colloid.config.megatron import ddp_fields
 from colloid.training.megatron.config import transformer_config
+from colloid.training.megatron.freezing import freeze
 from colloid.training.megatron.layers import block_spec
 from colloid.training.megatron.moe import expert_biases, expert_layers, first_expert, keep_bias_precise
 from colloid.training.rope import scaled_frequencies
@@ -99,9 +100,12 @@ def build_model(args: Any) -> list[DistributedDataParallel]:
     """This rank's part of the policy (one chunk a virtual pipeline stage), its weights not loaded yet."""
     config = transformer_config(args)
     ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True} | ddp_fields(args))
+    models = build_weights(args, config)
+    if args.only_train_params_name_list or args.freeze_params_name_list:
+        # Before DDP, which makes gradients of what is trained, and the optimizer, which has states of it.
+        freeze(named_parameters(models), name_map(args), args.only_train_params_name_list, args.freeze_params_name_list)
     chunks = [
-        DistributedDataParallel(config, ddp, model, disable_bucketing=row > 0)
-        for row, model in enumerate(build_weights(args, config))
+        DistributedDataParallel(config, ddp, model, disable_bucketing=row > 0) for row, model in enumerate(models)
     ]
     config.finalize_model_grads_func = finalize_model_grads
     if chunks[0].ddp_config.overlap_grad_reduce:

@@ -67,6 +67,18 @@ def build_scheduler(args: Any, optimizer: MegatronOptimizer) -> OptimizerParamSc
     )
 
 
+def reset_states(optimizer: MegatronOptimizer) -> None:
+    """Forgets moments and number of steps, in place; the main parameters of bf16 stay."""
+    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in part.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = group["step"] * 0
+        for state in part.optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq", "step"):
+                if name in state:
+                    state[name].zero_()
+
+
 def learning_rate(optimizer: MegatronOptimizer) -> float:
     """That the next step takes."""
     return float(optimizer.param_groups[0]["lr"])
