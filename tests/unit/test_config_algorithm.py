@@ -1,8 +1,11 @@
 """Options of estimators and losses: what contradicts itself is an error, what has no effect is said."""
 
+from pathlib import Path
+
 import pytest
 
 from colloid.config import parse
+from colloid.config.schema import loss
 from colloid.errors import ConfigError
 
 
@@ -72,3 +75,12 @@ def test_what_has_no_effect_is_said(options, message):
 )
 def test_what_has_an_effect_is_not_warned_of(options):
     assert not [warning for warning in plan(options).warnings if "effect" in warning or "advantage" in warning]
+
+
+def test_the_page_on_algorithms_has_every_option_and_choice():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    for option in (*loss.ALGORITHM, *loss.CORRECTION):
+        if option.built != () and option.flag != "--loss-type":
+            assert f"`{option.flag}" in page, option.flag
+            for choice in option.built or option.choices:
+                assert f"`{choice}`" in page or f"{option.flag} {choice}" in page, (option.flag, choice)
