@@ -1,0 +1,187 @@
+"""What no estimator may depend on, from the samples to the gradient: packing, order, samples that take no part."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from colloid.algorithms.estimators import ESTIMATORS
+from colloid.algorithms.objective import ObjectiveInputs, objective
+from colloid.data.sample import Sample
+from colloid.rollout.batching import rollout_batch
+from colloid.training.advantages import step_advantages
+from colloid.training.loss_options import advantage_config, objective_config
+from colloid.training.micro_batch import make_micro_batch
+from tests.parallel.options_cases import make_samples
+from tests.unit.test_step_advantages import plan
+
+KL = "--use-kl-loss --kl-loss-coef 0.2"
+ALGORITHMS = {
+    "grpo": "",
+    "grpo, each token the same": "--calculate-per-token-loss --normalize-advantages",
+    "gspo": "--advantage-estimator gspo",
+    "cispo": "--advantage-estimator cispo",
+    "rloo": "--advantage-estimator rloo",
+    "reinforce++": "--advantage-estimator reinforce_plus_plus --kl-coef 0.1 --gamma 0.9",
+    "reinforce++ baseline": "--advantage-estimator reinforce_plus_plus_baseline --kl-coef 0.1",
+    "gmpo": f"--policy-loss gmpo {KL}",
+    "sapo": f"--policy-loss sapo {KL} --use-unbiased-kl",
+    "corrected": "--use-tis --tis-level geometric --rs-level sequence --rs-upper-bound 50 --use-opsm",
+    "the engine's log-probs": "--use-rollout-logprobs --normalize-advantages --eps-clip-c 3",
+}
+WHITENED = ("grpo, each token the same", "reinforce++", "reinforce++ baseline", "the engine's log-probs")
+HOLDS_TO_REFERENCE = ("gmpo", "sapo")
+
+
+def train(name, samples, parts=None, gap=0.0):
+    """Loss of a step, and its gradient with respect to the log-probs of each sample: index -> [response].
+
+    Args:
+        parts: [micro-batch] -> rows of `samples`; None: all in one.
+        gap: what the policy's log-probs lie above all others.
+    """
+    args = plan(ALGORITHMS[name])
+    batch = rollout_batch(args, samples)
+    parts = [np.arange(len(samples))] if parts is None else parts
+    micro_batches = [make_micro_batch(batch, np.asarray(rows)) for rows in parts]
+    noise = [log_probs_of(sample) for sample in samples]
+    old, ref, new = (torch.cat([columns[row] for columns in noise]) for row in range(3))
+    new = (new + gap).requires_grad_()
+    pick = [part.response_index for part in micro_batches]
+    rollout = [part.rollout_log_probs for part in micro_batches]
+    config = objective_config(args)
+    behaviour = rollout if config.use_rollout_logprobs else [old[rows] for rows in pick]
+    advantages = step_advantages(
+        advantage_config(args),
+        micro_batches,
+        old=behaviour,
+        reference=[ref[rows] for rows in pick],
+        sum_over_ranks=lambda sums: sums,
+    )
+    total = torch.zeros((), dtype=torch.float64)
+    for row, part in enumerate(micro_batches):
+        inputs = ObjectiveInputs(
+            log_probs=new[pick[row]],
+            advantages=advantages[row],
+            sample_index=part.sample_index,
+            loss_mask=part.loss_mask,
+            token_weights=part.token_weights.double(),
+            num_samples=part.num_samples,
+            old_log_probs=old[pick[row]],
+            ref_log_probs=ref[pick[row]],
+            rollout_log_probs=part.rollout_log_probs,
+        )
+        total = total + objective(inputs, config)[0]
+    (gradient,) = torch.autograd.grad(total, new)
+    by_sample = gradient.split(batch.response_lengths.tolist())
+    return total.item(), dict(zip((sample.index for sample in samples), by_sample, strict=True))
+
+
+def log_probs_of(sample):
+    """float64 [response] of the old policy, the reference and the policy; they go with the sample."""
+    generator = torch.Generator().manual_seed(sample.index)
+    old = -torch.rand(sample.response_length, generator=generator, dtype=torch.float64) * 3
+    return [
+        old + scale * torch.randn(sample.response_length, generator=generator, dtype=torch.float64)
+        for scale in (0.0, 0.3, 0.3)
+    ]
+
+
+def assert_same(ours, theirs):
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-6, abs=1e-9)
+    for index in ours[1].keys() & theirs[1].keys():
+        torch.testing.assert_close(ours[1][index], theirs[1][index], rtol=1e-5, atol=1e-9)
+
+
+def with_engine(samples):
+    """The engine's log-probs near the trainer's."""
+    for sample in samples:
+        old = log_probs_of(sample)[0]
+        noise = torch.randn(len(old), generator=torch.Generator().manual_seed(sample.index + 99), dtype=torch.float64)
+        sample.rollout_log_probs = (old + 0.2 * noise).tolist()
+    return samples
+
+
+def samples_of(*, removed=(), failed=(), rewards=None, groups=None):
+    samples = with_engine(make_samples())
+    for sample in samples:
+        if rewards:
+            sample.reward = rewards[sample.index]
+        if groups:
+            sample.group_index = groups[sample.index]
+        sample.remove_sample = sample.index in removed
+        if sample.index in failed:
+            sample.status = Sample.Status.FAILED
+    return samples
+
+
+def test_every_estimator_and_loss_takes_part():
+    options = " ".join(ALGORITHMS.values())
+    assert all(name == "ppo" or name == "grpo" or name in options for name in ESTIMATORS)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "parts", [[[0, 1, 2], [3, 4], [5, 6, 7]], [[r] for r in range(8)], [[7, 0], [6, 1, 3], [2, 5, 4]]]
+)
+def test_micro_batches_and_their_order_change_nothing(name, parts):
+    samples = samples_of(removed=[5])
+    assert_same(train(name, samples, parts), train(name, samples))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_order_of_the_samples_changes_nothing(name):
+    samples = samples_of(removed=[5])
+    shuffled = [samples[row] for row in (6, 2, 5, 0, 7, 1, 4, 3)]
+    assert_same(train(name, shuffled), train(name, samples))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_sample_that_failed_is_as_if_it_were_not_there(name):
+    samples = samples_of(failed=[2])
+    ours = train(name, samples)
+    assert not ours[1][2].any()
+    assert_same(ours, train(name, [sample for sample in samples if sample.index != 2]))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_removed_sample_votes_in_its_group_and_is_not_trained(name):
+    ours, without = train(name, samples_of(removed=[4])), train(name, samples_of(failed=[4]))
+    assert not ours[1][4].any() and ours[1][5].abs().max() > 0
+    assert ours[0] != pytest.approx(without[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_equal_rewards_and_groups_of_one_have_no_policy_gradient(name):
+    equal = samples_of(rewards=[0.3] * 8)
+    alone = samples_of(groups=list(range(8)))
+    for samples in (equal, alone):
+        total, gradient = train(name, samples)
+        assert np.isfinite(total) and all(values.isfinite().all() for values in gradient.values())
+        if name not in HOLDS_TO_REFERENCE and not name.startswith("reinforce++"):
+            assert all(not values.any() for values in gradient.values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_step_that_is_masked_whole_is_zero(name):
+    total, gradient = train(name, samples_of(removed=range(8)))
+    assert total == 0 and all(not values.any() for values in gradient.values())
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("gap", [100.0, -100.0])
+def test_huge_ratios_are_finite(name, gap):
+    total, gradient = train(name, samples_of(), gap=gap)
+    assert np.isfinite(total) and all(values.isfinite().all() for values in gradient.values())
+
+
+@pytest.mark.parametrize("name", WHITENED)
+def test_whitened_advantages_have_mean_zero_over_the_tokens_of_the_step(name):
+    args = plan(ALGORITHMS[name])
+    batch = rollout_batch(args, samples_of(removed=[5]))
+    parts = [make_micro_batch(batch, np.asarray(rows)) for rows in ([0, 1, 2, 3], [4, 5, 6, 7])]
+    given = [torch.zeros(len(part.loss_mask), dtype=torch.float64) for part in parts]
+    found = step_advantages(advantage_config(args), parts, old=given, reference=given, sum_over_ranks=lambda sums: sums)
+    kept = torch.cat([values[part.loss_mask] for values, part in zip(found, parts, strict=True)])
+    assert kept.mean().item() == pytest.approx(0, abs=1e-9) and kept.std().item() == pytest.approx(1, rel=1e-6)
