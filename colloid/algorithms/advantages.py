@@ -63,10 +63,17 @@ def compute_advantages(estimator: str, inputs: AdvantageInputs) -> Advantages:
     segments = inputs.sample_index[kept]
     advantages, returns = _of_unmasked(entry, inputs, kept, segments)
     if inputs.distillation_coef:
-        old = _needed(inputs.old_log_probs, "old_log_probs")[kept]
-        advantages = advantages - inputs.distillation_coef * (old - _needed(inputs.teacher_log_probs, "teacher")[kept])
+        old, teacher = _needed(inputs.old_log_probs, "old_log_probs"), _needed(inputs.teacher_log_probs, "teacher")
+        advantages = advantages - inputs.distillation_coef * teacher_gap(old, teacher, inputs.loss_mask)[kept]
     blank = inputs.rewards.new_zeros(len(inputs.loss_mask), dtype=torch.float64)
     return Advantages(blank.index_copy(0, kept, advantages), blank.index_copy(0, kept, returns))
+
+
+def teacher_gap(old_log_probs: Tensor, teacher_log_probs: Tensor, loss_mask: Tensor) -> Tensor:
+    """float64 [R]: old - teacher, 0 at masked tokens. Its mean over the policy's own tokens estimates the KL to the
+    teacher (on-policy distillation).
+    """
+    return masked(old_log_probs.to(torch.float64) - teacher_log_probs.to(torch.float64), loss_mask)
 
 
 def _of_unmasked(entry: Estimator, inputs: AdvantageInputs, kept: Tensor, segments: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,12 @@ def _sapo(args: Args) -> str | None:
     return None
 
 
+def _unbiased_kl(args: Args) -> str | None:
+    if args.use_unbiased_kl and not args.use_kl_loss:
+        return "--use-unbiased-kl changes the KL loss, and there is none: add --use-kl-loss"
+    return None
+
+
 def _tis(args: Args) -> str | None:
     low, high = args.tis_clip_low, args.tis_clip
     if args.use_tis and low > high:
@@ -56,7 +62,17 @@ def _freezing(args: Args) -> str | None:
     return None
 
 
-RULES = (_clip, _sapo, _tis, _freezing)
+def _distillation(args: Args) -> str | None:
+    if not args.use_opd:
+        return None
+    if args.opd_type is None:
+        return "--use-opd needs --opd-type megatron: the teacher runs in the trainer"
+    if args.opd_teacher_load is None:
+        return "--opd-type megatron needs --opd-teacher-load DIR: the teacher, a model of the same shape"
+    return None
+
+
+RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation)
 
 
 def policy_loss(args: Args) -> str:
@@ -90,7 +106,17 @@ def warnings(args: Args) -> list[str]:
         found.append(f"--eps-clip-c {args.eps_clip_c} has no effect: the policy loss is {loss}, without a dual clip")
     if not args.grpo_std_normalization and not estimator.divides_by_std:
         found.append(f"--disable-grpo-std-normalization has no effect with --advantage-estimator {name}")
-    if args.n_samples_per_prompt == 1 and estimator.baseline is not Baseline.NONE and args.rewards_normalization:
+    of_teacher = {"opd_type", "opd_kl_coef", "opd_teacher_load", "opd_teacher_ckpt_step"}
+    if not args.use_opd and args.given & of_teacher:
+        found.append("the --opd-* options have no effect without --use-opd")
+    if args.use_opd and not args.opd_kl_coef:
+        found.append("--use-opd only logs the KL to the teacher: --opd-kl-coef is 0")
+    if (
+        args.n_samples_per_prompt == 1
+        and not args.use_opd
+        and estimator.baseline is not Baseline.NONE
+        and args.rewards_normalization
+    ):
         found.append("--n-samples-per-prompt 1: a group of one has advantage 0, so nothing is learned")
     return found + _correction_warnings(args)
 

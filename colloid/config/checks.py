@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, sglang
+from colloid.config import algorithm, debug, layout, roles, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -181,6 +181,14 @@ def _schedule(args: Args) -> str | None:
     return None
 
 
+def _schedules_of_roles(args: Args) -> str | None:
+    for role, overrides in args.role_overrides.items():
+        text = _schedule(roles.role_args(args, role)) if overrides else None
+        if text:
+            return f"--megatron-config-path {args.megatron_config_path}: {role}: {text}"
+    return None
+
+
 def _template_kwargs(args: Args) -> str | None:
     if not isinstance(args.apply_chat_template_kwargs, dict):
         return f"--apply-chat-template-kwargs must be a JSON object, not {args.apply_chat_template_kwargs!r}"
@@ -215,11 +223,13 @@ RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *debug.RULES,
     *algorithm.RULES,
+    *roles.RULES,
     _set_by_colloid,
     _context,
     _greedy,
     _over_sampling,
     _schedule,
+    _schedules_of_roles,
     _template_kwargs,
     _dynamic_batch,
     _engine_precision,
@@ -236,12 +246,13 @@ RUN_RULES: tuple[Rule, ...] = (
     _eval_data,
     _hook_files,
     *debug.RUN_RULES,
+    *roles.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
-    found = debug.warnings(args) + algorithm.warnings(args)
+    found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

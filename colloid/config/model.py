@@ -125,11 +125,22 @@ def resolve_model(args: Args) -> None:
     args.hf_checkpoint, args.hf_config, args.model_type = directory, config, config.get("model_type")
     args.init_checkpoint = init or directory
     args.ref_load = (
-        _reference(values["ref_load"], values["ref_ckpt_step"]) if values["ref_load"] else args.init_checkpoint
+        _reference(values["ref_load"], values["ref_ckpt_step"], "--ref-load")
+        if values["ref_load"]
+        else args.init_checkpoint
     )
+    if values["opd_teacher_load"]:
+        args.opd_teacher_load = _reference(
+            values["opd_teacher_load"], values["opd_teacher_ckpt_step"], "--opd-teacher-load"
+        )
     derived = model_arguments(config)
     _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
-    for option, other in (("--load", args.init_checkpoint), ("--ref-load", args.ref_load)):
+    teacher = args.opd_teacher_load
+    for option, other in (
+        ("--load", args.init_checkpoint),
+        ("--ref-load", args.ref_load),
+        *([("--opd-teacher-load", teacher)] if teacher else []),
+    ):
         if not is_torch_dist(other) and os.path.realpath(other) != os.path.realpath(directory):
             _same_model(derived, model_arguments(hf.read_hf_config(other)), option, other, directory)
     args.derive(derived)
@@ -167,15 +178,15 @@ def _fill_defaults(args: Args) -> None:
             setattr(args, key, value)
 
 
-def _reference(name: str, step: int | None) -> str:
+def _reference(name: str, step: int | None, option: str) -> str:
     directory = hf.find_model(name)
     if directory is None:
-        raise ConfigError(f"--ref-load {name}: there is no such directory")
+        raise ConfigError(f"{option} {name}: there is no such directory")
     marker = os.path.join(directory, MARKER)
     if os.path.isfile(marker) or step is not None:
-        return _torch_dist(_committed(directory, marker, step), "--ref-load")
+        return _torch_dist(_committed(directory, marker, step), option)
     if not os.path.isfile(os.path.join(directory, "config.json")):
-        return _torch_dist(directory, "--ref-load")
+        return _torch_dist(directory, option)
     hf.read_hf_config(directory)
     return directory
 

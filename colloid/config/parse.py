@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import checks, debug, derive, layout, model, rundir
+from colloid.config import checks, debug, derive, layout, model, roles, rundir
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -47,6 +47,8 @@ _READ_BY_PARSING = [
     "load",
     "ckpt_step",
     "ref_ckpt_step",
+    "opd_type",
+    "opd_teacher_ckpt_step",
     "finetune",
     "num_epoch",
     "hf_checkpoint",
@@ -79,6 +81,7 @@ _READ_BY_PARSING = [
     "decoder_last_pipeline_num_layers",
     "spec",
     "seq_length",
+    "megatron_config_path",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -110,6 +113,7 @@ def resolve(args: Args) -> None:
     derive.resolve_batch_sizes(args)
     derive.resolve_algorithm(args)
     derive.resolve_evaluation(args)
+    roles.resolve_roles(args)
     debug.resolve_debug(args)
     derive.resolve_schedule(args)
     model.resolve_load(args)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
-from colloid.training.advantages import step_advantages
+from colloid.training.advantages import step_advantages, teacher_gaps
 from colloid.training.custom import custom_correction
 from colloid.training.loss_options import advantage_config, custom_tis, objective_config
 from colloid.training.megatron import checkpoint, parallel, step
@@ -103,6 +102,9 @@ class Actor:
         if self._objective.use_kl_loss or self._advantage.needs_reference:
             place = self._updated_reference() or args.ref_load
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
+        self._teacher = None
+        if self._advantage.distills:
+            self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
         )
@@ -139,22 +141,27 @@ class Actor:
             reset_states(self._optimizer)
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
-        with self._reference.swapped_in() if self._reference else contextlib.nullcontext():
-            reference = [
-                self._log_probs(micro_batches, passes[index]) if self._reference else None
-                for index, micro_batches in enumerate(steps)
-            ]
+        reference = self._log_probs_of(self._reference, steps, passes)
+        teacher = self._log_probs_of(self._teacher, steps, passes)
         old = [
             self._log_probs(micro_batches, passes[index]) if self._recomputes(index) else None
             for index, micro_batches in enumerate(steps)
         ]
-        advantages = [
-            self._advantages(micro_batches, old[index], reference[index]) for index, micro_batches in enumerate(steps)
-        ]
+        advantages, gaps = [], []
+        for index, micro_batches in enumerate(steps):
+            behaviour = self._behaviour(micro_batches, old[index])
+            advantages.append(self._advantages(micro_batches, behaviour, reference[index], teacher[index]))
+            gaps.append(teacher_gaps(micro_batches, behaviour, teacher[index]))
         trained = time.monotonic()
         by_step = [
             self._train_step(
-                rollout_id, index, micro_batches, advantages[index], old[index] if index else None, reference[index]
+                rollout_id,
+                index,
+                micro_batches,
+                advantages[index],
+                old[index] if index else None,
+                reference[index],
+                gaps[index],
             )
             for index, micro_batches in enumerate(steps)
         ]
@@ -279,6 +286,15 @@ class Actor:
             return []
         return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
 
+    def _log_probs_of(
+        self, model: ReferenceModel | None, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
+    ) -> list[list[torch.Tensor] | None]:
+        """Log-probs of other weights than the policy's, of each step; None where there is no such model."""
+        if model is None:
+            return [None for _ in steps]
+        with model.swapped_in():
+            return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
+
     def _recomputes(self, index: int) -> bool:
         """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
         forward pass: nothing was trained in between.
@@ -287,19 +303,30 @@ class Actor:
             return index > 0 and self._objective.correction.compares_with_engine
         return index > 0 or self._advantage.needs_log_probs
 
+    def _behaviour(
+        self, micro_batches: list[MicroBatch], recomputed: list[torch.Tensor] | None
+    ) -> list[torch.Tensor] | None:
+        """The behaviour policy's log-probs of a step's micro-batches, where they are known before it."""
+        if self._objective.use_rollout_logprobs and parallel.is_last_stage():
+            return [engine_log_probs(micro_batch) for micro_batch in micro_batches]
+        return recomputed
+
     def _advantages(
-        self, micro_batches: list[MicroBatch], old: list[torch.Tensor] | None, reference: list[torch.Tensor] | None
+        self,
+        micro_batches: list[MicroBatch],
+        old: list[torch.Tensor] | None,
+        reference: list[torch.Tensor] | None,
+        teacher: list[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
         """Of a step's micro-batches; where the loss is computed."""
         if not parallel.is_last_stage():
             return []
-        if self._objective.use_rollout_logprobs:
-            old = [engine_log_probs(micro_batch) for micro_batch in micro_batches]
         return step_advantages(
             self._advantage,
             micro_batches,
             old=old,
             reference=reference,
+            teacher=teacher,
             sum_over_ranks=parallel.sum_over_data_parallel,
         )
 
@@ -311,6 +338,7 @@ class Actor:
         advantages: list[torch.Tensor],
         old: list[torch.Tensor] | None,
         reference: list[torch.Tensor] | None,
+        gaps: list[torch.Tensor],
     ) -> dict[str, float]:
         args = self.args
         num_parts = len(micro_batches) * parallel.data_parallel_size()
@@ -333,7 +361,11 @@ class Actor:
                 custom_correction=custom_correction(self._custom_tis, micro_batch) if self._custom_tis else None,
                 share=1 / num_parts,
             )
-            return objective(inputs, self._objective)
+            value, measured = objective(inputs, self._objective)
+            if gaps:
+                weights = micro_batch.token_weights.to(torch.float64)
+                measured["opd_kl"] = ((weights * gaps[row]).sum(), weights.sum())
+            return value, measured
 
         sums = step.forward_backward(self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=True)
         totals = step.reduce_sums(sums, args.device)

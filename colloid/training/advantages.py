@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, whiten
+from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, teacher_gap, whiten
 from colloid.algorithms.estimators import get_estimator
 from colloid.training.custom import custom_advantages
 from colloid.training.micro_batch import MicroBatch
@@ -38,6 +38,10 @@ class AdvantageConfig:
     normalize: bool = False
     custom: Callable[..., Any] | None = None
     """The user's, in place of the estimator's, with `args` bound; whitened where the options say so."""
+    distills: bool = False
+    """Whether a teacher's log-probs enter (on-policy distillation)."""
+    distillation_coef: float = 0.0
+    """What of (old - teacher) is subtracted from the advantages, whatever they are made of; before whitening."""
 
     @property
     def needs_reference(self) -> bool:
@@ -47,7 +51,7 @@ class AdvantageConfig:
     @property
     def needs_log_probs(self) -> bool:
         """Whether those of the behaviour policy enter."""
-        return self.needs_reference or self.custom is not None
+        return self.needs_reference or self.distills or self.custom is not None
 
     @property
     def whitens(self) -> bool:
@@ -60,26 +64,44 @@ def step_advantages(
     *,
     old: LogProbs | None,
     reference: LogProbs | None,
+    teacher: LogProbs | None = None,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[torch.Tensor]:
     """float64 [R] of each micro-batch of a step, 0 at masked tokens.
 
     Args:
         old: of the behaviour policy; needed where `config.needs_log_probs`, as `reference` is where
-            `config.needs_reference`.
+            `config.needs_reference`, and `teacher` where `config.distills`.
         sum_over_ranks: adds a tensor up over the data-parallel ranks. Called once where advantages are whitened.
     """
     if not micro_batches:
         return []
     if config.custom is not None:
         advantages = custom_advantages(config.custom, micro_batches, log_probs=old, reference=reference)
+        if config.distills:
+            gaps = teacher_gaps(micro_batches, old, teacher)
+            advantages = [one - config.distillation_coef * gap for one, gap in zip(advantages, gaps, strict=True)]
     else:
-        advantages = _estimated(config, micro_batches, old, reference)
+        advantages = _estimated(config, micro_batches, old, reference, teacher)
     return whitened(advantages, micro_batches, sum_over_ranks) if config.whitens else advantages
 
 
+def teacher_gaps(
+    micro_batches: Sequence[MicroBatch], old: LogProbs | None, teacher: LogProbs | None
+) -> list[torch.Tensor]:
+    """float64 [R] of each micro-batch, see `teacher_gap`; none without a teacher."""
+    if not old or not teacher:
+        return []
+    rows = zip(old, teacher, micro_batches, strict=True)
+    return [teacher_gap(one, other, micro_batch.loss_mask) for one, other, micro_batch in rows]
+
+
 def _estimated(
-    config: AdvantageConfig, micro_batches: Sequence[MicroBatch], old: LogProbs | None, reference: LogProbs | None
+    config: AdvantageConfig,
+    micro_batches: Sequence[MicroBatch],
+    old: LogProbs | None,
+    reference: LogProbs | None,
+    teacher: LogProbs | None,
 ) -> list[torch.Tensor]:
     return [
         compute_advantages(
@@ -90,7 +112,9 @@ def _estimated(
                 micro_batch.loss_mask,
                 old_log_probs=old[row] if old else None,
                 ref_log_probs=reference[row] if reference else None,
+                teacher_log_probs=teacher[row] if teacher else None,
                 kl_coef=config.kl_coef,
+                distillation_coef=config.distillation_coef,
                 gamma=config.gamma,
                 lambd=config.lambd,
             ),

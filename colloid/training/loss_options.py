@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from colloid.algorithms.corrections import CorrectionConfig
-from colloid.algorithms.estimators import get_estimator
 from colloid.algorithms.objective import ObjectiveConfig
+from colloid.config.algorithm import policy_loss
 from colloid.hooks import bind, load_hook
 from colloid.training.advantages import AdvantageConfig
 
@@ -15,7 +15,7 @@ from colloid.training.advantages import AdvantageConfig
 def objective_config(args: Any) -> ObjectiveConfig:
     """The loss that the options describe."""
     return ObjectiveConfig(
-        policy_loss=args.policy_loss or get_estimator(args.advantage_estimator).policy_loss,
+        policy_loss=policy_loss(args),
         eps_clip=args.eps_clip,
         eps_clip_high=args.eps_clip_high,
         eps_clip_c=args.eps_clip_c,
@@ -56,6 +56,8 @@ def advantage_config(args: Any) -> AdvantageConfig:
         gamma=args.gamma,
         lambd=args.lambd,
         kl_coef=args.kl_coef,
+        distills=bool(args.use_opd),
+        distillation_coef=args.opd_kl_coef if args.use_opd else 0.0,
         normalize=bool(args.normalize_advantages),
         custom=_hook(args, "custom_advantage"),
     )

@@ -20,6 +20,7 @@ def plan(text):
         ("--sapo-tau-pos 0", "--sapo-tau-pos 0.0 must be greater than 0"),
         ("--eps-clip-c 1", "--eps-clip-c 1.0 must be greater than 1"),
         ("--gamma 1.1", "--gamma.* must be at most 1"),
+        ("--use-unbiased-kl", "add --use-kl-loss"),
         ("--use-tis --tis-clip-low 3", "--tis-clip-low 3.0 is greater than --tis-clip 2.0"),
         ("--use-tis --use-rollout-logprobs", "leave one out"),
         ("--rs-lower-bound 2 --rs-upper-bound 1", "--rs-lower-bound 2.0 is greater than --rs-upper-bound 1.0"),
@@ -32,7 +33,9 @@ def plan(text):
             "not supported yet with --pipeline-model-parallel-size 2",
         ),
         ("--advantage-estimator ppo", "not supported yet: --advantage-estimator ppo"),
-        ("--use-opd", "not supported yet: --use-opd"),
+        ("--use-opd", "--use-opd needs --opd-type megatron"),
+        ("--use-opd --opd-type sglang", "not supported yet: --opd-type sglang .what works: megatron"),
+        ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
         ("--loss-type sft_loss", "not supported yet: --loss-type sft_loss"),
     ],
 )

@@ -155,7 +155,7 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
     ("argv", "words"),
     [
         ("--advantage-estimator ppo", ["not supported yet", "--advantage-estimator ppo", "grpo"]),
-        ("--use-opd --use-wandb", ["not supported yet", "--use-opd", "--use-wandb"]),
+        ("--group-rm --use-wandb", ["not supported yet", "--group-rm", "--use-wandb"]),
         ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
         ("--rm-type dapo", ["not supported yet", "dapo", "math"]),
         ("--disable-compute-advantages-and-returns", ["not supported yet", "--disable-compute-advantages-and-returns"]),

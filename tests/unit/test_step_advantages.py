@@ -122,3 +122,24 @@ def test_options_reach_the_records():
     assert (objective.policy_loss, objective.sapo_tau_pos, objective.sapo_tau_neg) == ("sapo", 0.7, 0.8)
     assert objective_config(plan("--advantage-estimator gspo")).policy_loss == "gspo"
     assert objective_config(plan("--advantage-estimator cispo")).policy_loss == "cispo"
+
+
+@pytest.mark.parametrize("split", list(SPLITS))
+@pytest.mark.parametrize("custom", [False, True])
+def test_a_teacher_is_subtracted_from_any_advantage(custom, split):
+    micro_batches = [make_micro_batch(BATCH, np.asarray(part)) for part in SPLITS[split]]
+    old, teacher = ([log_probs(seed)[part.response_index] for part in micro_batches] for seed in (1, 2))
+
+    def ones(data):
+        data["advantages"] = [torch.ones_like(values) for values in data["log_probs"]]
+        data["returns"] = data["advantages"]
+
+    plain = AdvantageConfig(custom=ones if custom else None)
+    config = AdvantageConfig(custom=plain.custom, distills=True, distillation_coef=0.3)
+    assert config.needs_log_probs and not config.needs_reference
+    options = {"old": old, "reference": None, "sum_over_ranks": lambda sums: sums}
+    before = step_advantages(plain, micro_batches, **options)
+    after = step_advantages(config, micro_batches, teacher=teacher, **options)
+    for row, part in enumerate(micro_batches):
+        gap = torch.where(part.loss_mask, old[row] - teacher[row], 0.0)
+        assert torch.allclose(after[row], before[row] - 0.3 * gap, rtol=0, atol=1e-6)

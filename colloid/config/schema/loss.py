@@ -12,7 +12,6 @@ ALGORITHM = (
         "grpo",
         "How advantages are made of rewards.",
         choices=("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "ppo"),
-        built=("grpo", "gspo", "cispo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     ),
     opt(
         "--policy-loss",
@@ -49,7 +48,7 @@ ALGORITHM = (
         "--kl-coef",
         "float",
         0.0,
-        "Coefficient of the KL penalty in the rewards of tokens (reinforce_plus_plus and its baseline form).",
+        "Coefficient of the KL penalty in the rewards of tokens (ppo, reinforce_plus_plus and its baseline form).",
         low=0,
     ),
     opt("--entropy-coef", "float", 0.0, "Coefficient of the entropy bonus."),
@@ -63,10 +62,10 @@ ALGORITHM = (
     ),
     opt("--disable-rewards-normalization", OFF, None, "Leave rewards as they are.", dest="rewards_normalization"),
     opt("--normalize-advantages", FLAG, None, "Whiten advantages over the unmasked tokens of a step's global batch."),
-    opt("--gamma", "float", 1.0, "Discount of a token's return (reinforce_plus_plus).", low=0, high=1),
-    opt("--lambd", "float", 1.0, "λ of GAE.", low=0, high=1, **LATER),
-    opt("--value-clip", "float", 0.2, "Clip range of the critic.", low=0, **LATER),
-    opt("--num-critic-only-steps", "int", 0, "Steps in which only the critic learns.", low=0, **LATER),
+    opt("--gamma", "float", 1.0, "Discount of a token's return (ppo, reinforce_plus_plus).", low=0, high=1),
+    opt("--lambd", "float", 1.0, "λ of GAE (ppo).", low=0, high=1),
+    opt("--value-clip", "float", 0.2, "How far a rollout moves the critic's values before its loss is clipped.", low=0),
+    opt("--num-critic-only-steps", "int", 0, "Rollouts at the start in which only the critic learns.", low=0),
     opt("--sapo-tau-pos", "float", 1.0, "τ of SAPO for positive advantages; above 0.", low=0),
     opt("--sapo-tau-neg", "float", 1.05, "τ of SAPO for negative advantages; above 0.", low=0),
     opt(
@@ -162,9 +161,16 @@ CORRECTION = (
 )
 
 DISTILLATION = (
-    opt("--use-opd", FLAG, None, "Distil a teacher on the policy's own samples.", **LATER),
-    opt("--opd-type", "str", None, "Where the teacher runs.", choices=("sglang", "megatron"), **LATER),
-    opt("--opd-kl-coef", "float", 1.0, "Weight of the teacher.", **LATER),
-    opt("--opd-teacher-load", "str", None, "The teacher's checkpoint.", **LATER),
-    opt("--opd-teacher-ckpt-step", "int", None, "Its step.", low=0, **LATER),
+    opt("--use-opd", FLAG, None, "Distil a teacher on the policy's own samples, on top of any estimator."),
+    opt(
+        "--opd-type",
+        "str",
+        None,
+        "Where the teacher runs: megatron, in the trainer, on host copies of its weights.",
+        choices=("sglang", "megatron"),
+        built=("megatron",),
+    ),
+    opt("--opd-kl-coef", "float", 1.0, "What of (old - teacher's log-prob) is subtracted from advantages.", low=0),
+    opt("--opd-teacher-load", "str", None, "The teacher, of the model's shape: Hugging Face directory or checkpoint."),
+    opt("--opd-teacher-ckpt-step", "int", None, "The step of the teacher's checkpoint.", low=0, shown="the last"),
 )

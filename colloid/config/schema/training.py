@@ -46,7 +46,12 @@ TRAINING = (
     opt("--clip-grad", "float", 1.0, "Largest norm of the gradient; 0: no clipping.", low=0),
     opt("--log-probs-chunk-size", "int", -1, "Tokens a chunk of the log-prob head; -1: chosen for you.", low=-1),
     opt("--recompute-loss-function", FLAG, None, "Recompute the loss in the backward pass.", **LATER),
-    opt("--megatron-config-path", "str", None, "YAML: Megatron's options for actor and critic apart.", **LATER),
+    opt(
+        "--megatron-config-path",
+        "str",
+        None,
+        "YAML with the sections `actor` and `critic`: options of the optimizer and its schedule, for that role.",
+    ),
     opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
     opt(
         "--only-train-params-name-list",

@@ -67,6 +67,15 @@ class PolicyModel(GPTModel):
         return self.shared_embedding_or_output_weight() if tied else self.output_layer.weight
 
 
+class ValueModel(PolicyModel):
+    """The same with a value head [1, H], of zeros at the start, in place of the projection onto the vocabulary."""
+
+    def __init__(self, config: TransformerConfig, *args: Any, **options: Any):
+        super().__init__(config, *args, **options)
+        self.value_head = torch.nn.Linear(config.hidden_size, 1, bias=False, dtype=config.params_dtype)
+        torch.nn.init.zeros_(self.value_head.weight)
+
+
 def padded_vocab_size(vocab_size: int, multiple: int, tensor_parallel_size: int) -> int:
     """The vocabulary's rows in Megatron: equally many on each tensor-parallel rank."""
     unit = multiple * tensor_parallel_size
@@ -96,11 +105,16 @@ def name_map(args: Any) -> NameMap:
     return NameMap(args.model_type, model_shape(args))
 
 
-def build_model(args: Any) -> list[DistributedDataParallel]:
+def build_critic(args: Any) -> list[DistributedDataParallel]:
+    """A critic of the policy's family, its weights not loaded yet. It has no projection onto the vocabulary."""
+    return build_model(args, ValueModel)
+
+
+def build_model(args: Any, kind: type[PolicyModel] = PolicyModel) -> list[DistributedDataParallel]:
     """This rank's part of the policy (one chunk a virtual pipeline stage), its weights not loaded yet."""
     config = transformer_config(args)
     ddp = DistributedDataParallelConfig(**{"grad_reduce_in_fp32": True} | ddp_fields(args))
-    models = build_weights(args, config)
+    models = build_weights(args, config, kind)
     if args.only_train_params_name_list or args.freeze_params_name_list:
         # Before DDP, which makes gradients of what is trained, and the optimizer, which has states of it.
         freeze(named_parameters(models), name_map(args), args.only_train_params_name_list, args.freeze_params_name_list)
@@ -114,12 +128,12 @@ def build_model(args: Any) -> list[DistributedDataParallel]:
     return chunks
 
 
-def build_weights(args: Any, config: TransformerConfig) -> list[torch.nn.Module]:
+def build_weights(args: Any, config: TransformerConfig, kind: type[PolicyModel] = PolicyModel) -> list[torch.nn.Module]:
     """The same without what training needs: parameters alone, no buffer of gradients."""
     num_chunks = args.virtual_pipeline_model_parallel_size or 1
     chunks = []
     for chunk in range(num_chunks):
-        model = _build_chunk(args, config, chunk if num_chunks > 1 else None)
+        model = _build_chunk(args, config, chunk if num_chunks > 1 else None, kind)
         if args.device != "cpu":
             model.cuda()
         chunks.append(Float16Module(config, model) if config.bf16 else model)
@@ -150,17 +164,23 @@ def named_parameters(chunks: Sequence[torch.nn.Module]) -> NamedParameters:
     return named
 
 
-def _build_chunk(args: Any, config: TransformerConfig, stage: int | None) -> PolicyModel:
+def without_value_head(parameters: NamedParameters) -> NamedParameters:
+    """Those that a critic has in common with the policy, which have a name in Hugging Face's checkpoints."""
+    return [(name, parameter) for name, parameter in parameters if not name.startswith("value_head.")]
+
+
+def _build_chunk(args: Any, config: TransformerConfig, stage: int | None, kind: type[PolicyModel]) -> PolicyModel:
     shape = model_shape(args)
     single = stage is None
-    model = PolicyModel(
+    model = kind(
         config,
         block_spec(args, config, stage),
         vocab_size=shape.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings or args.seq_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=single, vp_stage=stage),
-        share_embeddings_and_output_weights=shape.tied,
+        # Tied is how Megatron leaves out the projection that a critic has no use for.
+        share_embeddings_and_output_weights=shape.tied or kind is ValueModel,
         position_embedding_type="rope",
         rotary_base=args.rotary_base,
         rotary_percent=args.rotary_percent,

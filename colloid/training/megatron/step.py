@@ -35,7 +35,8 @@ Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Metric -> (weighted sum, weight): what can be added up over micro-batches and ranks."""
 
 MicroBatchLoss = Callable[[int, MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Sums]]
-"""(index of the micro-batch in the step, it, log-probs [R], entropies [R] or None) -> (its share of the loss, sums)."""
+"""(index of the micro-batch in the step, it, log-probs [R] (of a critic, values), entropies [R] or None) -> (its share
+of the loss, sums)."""
 
 
 class NonFiniteError(ColloidError, FloatingPointError):
@@ -72,14 +73,27 @@ class Head:
         return whole[0], None if entropies is None else whole[1]
 
 
+@dataclass(frozen=True)
+class ValueHead:
+    """How hidden states become a critic's values; takes the place of `Head`."""
+
+    def __call__(
+        self, model: torch.nn.Module, _micro_batch: MicroBatch, hidden: torch.Tensor, _with_entropy: bool
+    ) -> tuple[torch.Tensor, None]:
+        """Hidden states [R, H] -> float32 values [R] of the responses. No temperature enters."""
+        return (hidden.float() @ unwrap(model).value_head.weight[0].float()), None
+
+
 @torch.no_grad()
 def compute_log_probs(
-    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], head: Head
+    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], head: Head | ValueHead
 ) -> list[torch.Tensor]:
-    """Log-probs [R] of each micro-batch under the current weights; on the last pipeline stage (elsewhere empty)."""
+    """Log-probs [R] (of a `ValueHead`, values) of each micro-batch under the current weights; on the last pipeline
+    stage (elsewhere empty).
+    """
 
     def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
-        return head(model, micro_batch, hidden, with_entropy=False)[0]
+        return head(model, micro_batch, hidden, False)[0]
 
     return _run(chunks, micro_batches, collect, forward_only=True)
 
@@ -88,7 +102,7 @@ def forward_backward(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     micro_batches: Sequence[MicroBatch],
-    head: Head,
+    head: Head | ValueHead,
     loss: MicroBatchLoss,
     *,
     with_entropy: bool,
