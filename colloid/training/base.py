@@ -1,0 +1,124 @@
+"""What every trainer rank does, whatever it trains: it joins its world, packs batches, writes and restores checkpoints,
+and takes optimizer steps.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from colloid.data.batch import RankBatch
+from colloid.training.megatron import checkpoint, parallel, step
+from colloid.training.megatron.checkpoint_write import CheckpointWriter
+from colloid.training.megatron.optimizer import learning_rate
+from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
+
+
+class TrainerRank:
+    """One rank. A subclass builds `_chunks`, `_optimizer` and `_scheduler`.
+
+    Args:
+        init_method: rendezvous of the ranks; `file:///…` on one host.
+    """
+
+    _chunks: list[Any]
+    _optimizer: Any
+    _scheduler: Any
+
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+        self.args = args
+        self._layout = parallel.Layout(
+            tensor=args.tensor_model_parallel_size,
+            pipeline=args.pipeline_model_parallel_size,
+            virtual_pipeline=args.virtual_pipeline_model_parallel_size,
+            context=args.context_parallel_size,
+            expert=args.expert_model_parallel_size,
+            expert_tensor=args.expert_tensor_parallel_size,
+        )
+        parallel.initialize(
+            rank,
+            world_size,
+            init_method,
+            self._layout,
+            seed=args.seed,
+            device=args.device,
+            timeout_minutes=args.distributed_timeout_minutes,
+        )
+        self._writer = CheckpointWriter()
+
+    def finish_save(self) -> None:
+        """Returns when no checkpoint is being written in the background."""
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Leaves the world of ranks, once a checkpoint that is being written is."""
+        self.finish_save()
+        parallel.shutdown()
+
+    def _restore(self, directory: Path) -> checkpoint.Trained:
+        """Model, optimizer, schedule and random states, as the options want them."""
+        return checkpoint.load(
+            directory,
+            self._chunks,
+            self._optimizer,
+            self._scheduler,
+            self._layout,
+            with_optimizer=not self.args.no_load_optim,
+            with_rng=not self.args.no_load_rng,
+        )
+
+    def _write(self, directory: Path, trained: checkpoint.Trained) -> None:
+        """The counterpart of `_restore`."""
+        checkpoint.save(
+            self._writer,
+            directory,
+            trained,
+            self._chunks,
+            None if self.args.no_save_optim else self._optimizer,
+            self._scheduler,
+            self._layout,
+            with_rng=not self.args.no_save_rng,
+            background=bool(self.args.async_save),
+        )
+
+    def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
+        """This rank's part of the micro-batches of each step."""
+        config = self._chunks[0].config
+        split = parallel.sequence_split(config.sequence_parallel)
+        # An interleaved pipeline takes them in groups.
+        group = config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
+        return [
+            filled_up([make_micro_batch(batch.samples, rows, self.args.device, split) for rows in part], group)
+            for part in schedule
+        ]
+
+    def _update(self, metrics: dict[str, float], loss: str, rollout_id: int, index: int) -> None:
+        """The optimizer's step `index` of a rollout, after its backward. Adds `lr` and `grad_norm` to `metrics`.
+
+        Args:
+            loss: the metric that is the loss.
+
+        Raises:
+            NonFiniteError: it or the norm of the gradient is infinite or not a number.
+        """
+        if loss in metrics:
+            step.check_finite("loss", metrics[loss], rollout_id, index)
+        metrics["lr"] = learning_rate(self._optimizer)
+        metrics["grad_norm"] = step.optimizer_step(self._optimizer, self._chunks)
+        step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
+        self._scheduler.step(1)
+
+
+def train_metrics(by_step: list[dict[str, float]]) -> dict[str, float]:
+    """`train/…` of a rollout: of each metric the mean over the steps that measured it (their batches are equally
+    large), and each step's own where there are several.
+    """
+    names = dict.fromkeys(name for metrics in by_step for name in metrics)
+    values = {name: [metrics[name] for metrics in by_step if name in metrics] for name in names}
+    metrics = {f"train/{name}": sum(found) / len(found) for name, found in values.items()}
+    if len(by_step) > 1:
+        for index, of_step in enumerate(by_step):
+            metrics |= {f"train/step_{index}/{name}": value for name, value in of_step.items()}
+    return metrics
