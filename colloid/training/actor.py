@@ -20,15 +20,15 @@ from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
-from colloid.training.advantages import step_advantages, teacher_gaps
+from colloid.training.advantages import step_advantages, step_returns, teacher_gaps
+from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
 from colloid.training.custom import custom_correction
 from colloid.training.loss_options import advantage_config, custom_tis, objective_config
 from colloid.training.megatron import checkpoint, parallel, step
-from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.model import build_model, name_map, named_parameters
-from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, learning_rate, reset_states
+from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
 from colloid.training.megatron.shards import weight_coordinates
-from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch, regroup
+from colloid.training.micro_batch import MicroBatch, regroup
 from colloid.training.reference import ReferenceModel
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
@@ -54,34 +54,28 @@ class StartState:
     weight_version: int
 
 
-class Actor:
-    """One rank.
-
-    Args:
-        init_method: rendezvous of the ranks; `file:///…` on one host.
+@dataclass(frozen=True)
+class _Step:
+    """A step's micro-batches, and what is known of the response tokens [R] of each before the rollout's first step.
+    The lists are empty where this is not the last pipeline stage; None: not computed.
     """
 
+    micro_batches: list[MicroBatch]
+    old: list[torch.Tensor] | None
+    reference: list[torch.Tensor] | None
+    advantages: list[torch.Tensor]
+    returns: list[torch.Tensor]
+    """Where there is a critic."""
+    gaps: list[torch.Tensor]
+    """To the teacher, where there is one."""
+
+
+class Actor(TrainerRank):
+    """One rank."""
+
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
-        self.args = args
-        self._layout = parallel.Layout(
-            tensor=args.tensor_model_parallel_size,
-            pipeline=args.pipeline_model_parallel_size,
-            virtual_pipeline=args.virtual_pipeline_model_parallel_size,
-            context=args.context_parallel_size,
-            expert=args.expert_model_parallel_size,
-            expert_tensor=args.expert_tensor_parallel_size,
-        )
-        parallel.initialize(
-            rank,
-            world_size,
-            init_method,
-            self._layout,
-            seed=args.seed,
-            device=args.device,
-            timeout_minutes=args.distributed_timeout_minutes,
-        )
+        super().__init__(args, rank, world_size, init_method)
         self._weight_version = 0
-        self._writer = CheckpointWriter()
         self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
         self._advantage = advantage_config(args)
@@ -111,15 +105,7 @@ class Actor:
         if not args.resume_from:
             return StartState(0, self._weight_version)
         directory = Path(args.resume_from) / "trainer"
-        trained = checkpoint.load(
-            directory,
-            self._chunks,
-            self._optimizer,
-            self._scheduler,
-            self._layout,
-            with_optimizer=not args.no_load_optim,
-            with_rng=not args.no_load_rng,
-        )
+        trained = self._restore(directory)
         self._weight_version = trained.weight_version
         logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
         return StartState(trained.rollout_id + 1, trained.weight_version)
@@ -137,8 +123,30 @@ class Actor:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        if self.args.reset_optimizer_states:
-            reset_states(self._optimizer)
+        return self._optimize(rollout_id, self._prepare(batch), begin)
+
+    def train_with_critic(
+        self, rollout_id: int, batch: RankBatch, values: np.ndarray
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """`train` with the critic's values; in the first `--num-critic-only-steps` rollouts nothing is trained.
+
+        Args:
+            values: float32 [R], what `Critic.values` returned for this batch.
+
+        Returns:
+            The metrics, and float32 [R]: the returns that the critic is to learn.
+        """
+        begin = time.monotonic()
+        steps = self._prepare(batch, values)
+        returns = np.zeros_like(values)
+        for each in steps:
+            put_rows(returns, each.returns, each.micro_batches)
+        if rollout_id < self.args.num_critic_only_steps:
+            return {"perf/log_probs_time": time.monotonic() - begin}, returns
+        return self._optimize(rollout_id, steps, begin), returns
+
+    def _prepare(self, batch: RankBatch, values: np.ndarray | None = None) -> list[_Step]:
+        """Everything that comes before a rollout's first step."""
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
         reference = self._log_probs_of(self._reference, steps, passes)
@@ -147,28 +155,24 @@ class Actor:
             self._log_probs(micro_batches, passes[index]) if self._recomputes(index) else None
             for index, micro_batches in enumerate(steps)
         ]
-        advantages, gaps = [], []
+        prepared = []
         for index, micro_batches in enumerate(steps):
             behaviour = self._behaviour(micro_batches, old[index])
-            advantages.append(self._advantages(micro_batches, behaviour, reference[index], teacher[index]))
-            gaps.append(teacher_gaps(micro_batches, behaviour, teacher[index]))
+            of_critic = None if values is None else take_rows(values, micro_batches)
+            known = {"old": behaviour, "reference": reference[index], "values": of_critic}
+            returns = step_returns(self._advantage, micro_batches, **known) if of_critic else []
+            advantages = self._advantages(micro_batches, teacher=teacher[index], **known)
+            gaps = teacher_gaps(micro_batches, behaviour, teacher[index])
+            of_first_pass = old[index] if index else None
+            prepared.append(_Step(micro_batches, of_first_pass, reference[index], advantages, returns, gaps))
+        return prepared
+
+    def _optimize(self, rollout_id: int, steps: list[_Step], begin: float) -> dict[str, float]:
+        """The rollout's optimizer steps, and its metrics."""
         trained = time.monotonic()
-        by_step = [
-            self._train_step(
-                rollout_id,
-                index,
-                micro_batches,
-                advantages[index],
-                old[index] if index else None,
-                reference[index],
-                gaps[index],
-            )
-            for index, micro_batches in enumerate(steps)
-        ]
-        metrics = {f"train/{name}": value for name, value in _mean_over_steps(by_step).items()}
-        if len(by_step) > 1:
-            for index, of_step in enumerate(by_step):
-                metrics |= {f"train/step_{index}/{name}": value for name, value in of_step.items()}
+        if self.args.reset_optimizer_states:
+            reset_states(self._optimizer)
+        metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
         if self._reference and self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self._reference.become_policy()
         metrics["perf/log_probs_time"] = trained - begin
@@ -184,21 +188,7 @@ class Actor:
         trained = checkpoint.Trained(rollout_id, self._weight_version)
         if self._reference and args.ref_update_interval:
             self._save_reference(Path(directory, REFERENCE_DIRECTORY), trained)
-        checkpoint.save(
-            self._writer,
-            Path(directory),
-            trained,
-            self._chunks,
-            None if args.no_save_optim else self._optimizer,
-            self._scheduler,
-            self._layout,
-            with_rng=not args.no_save_rng,
-            background=bool(args.async_save),
-        )
-
-    def finish_save(self) -> None:
-        """Returns when no checkpoint is being written in the background."""
-        self._writer.wait()
+        self._write(Path(directory), trained)
 
     def export_hf(self, directory: str) -> None:
         """Writes the weights as a Hugging Face directory, with the config and tokenizer of `--hf-checkpoint`."""
@@ -243,11 +233,6 @@ class Actor:
         """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent; on rank 0."""
         return {name: checksum(tensor) for name, tensor in self._export()}
 
-    def close(self) -> None:
-        """Leaves the world of ranks, once a checkpoint that is being written is."""
-        self.finish_save()
-        parallel.shutdown()
-
     def _updated_reference(self) -> str | None:
         """Where the checkpoint that is resumed has a reference that was updated, and is to be again."""
         if not (self.args.resume_from and self.args.ref_update_interval):
@@ -268,17 +253,6 @@ class Actor:
             checkpoint.load_weights(Path(place), self._chunks)
         else:
             load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
-
-    def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
-        """This rank's part of the micro-batches of each step."""
-        config = self._chunks[0].config
-        split = parallel.sequence_split(config.sequence_parallel)
-        # An interleaved pipeline takes them in groups.
-        group = config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
-        return [
-            filled_up([make_micro_batch(batch.samples, rows, self.args.device, split) for rows in part], group)
-            for part in schedule
-        ]
 
     def _log_probs(self, micro_batches: list[MicroBatch], passes: list[MicroBatch]) -> list[torch.Tensor]:
         """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
@@ -314,9 +288,11 @@ class Actor:
     def _advantages(
         self,
         micro_batches: list[MicroBatch],
+        *,
         old: list[torch.Tensor] | None,
         reference: list[torch.Tensor] | None,
         teacher: list[torch.Tensor] | None,
+        values: list[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
         """Of a step's micro-batches; where the loss is computed."""
         if not parallel.is_last_stage():
@@ -327,20 +303,12 @@ class Actor:
             old=old,
             reference=reference,
             teacher=teacher,
+            values=values,
             sum_over_ranks=parallel.sum_over_data_parallel,
         )
 
-    def _train_step(
-        self,
-        rollout_id: int,
-        index: int,
-        micro_batches: list[MicroBatch],
-        advantages: list[torch.Tensor],
-        old: list[torch.Tensor] | None,
-        reference: list[torch.Tensor] | None,
-        gaps: list[torch.Tensor],
-    ) -> dict[str, float]:
-        args = self.args
+    def _train_step(self, rollout_id: int, index: int, known: _Step) -> dict[str, float]:
+        micro_batches, old, reference, gaps = known.micro_batches, known.old, known.reference, known.gaps
         num_parts = len(micro_batches) * parallel.data_parallel_size()
 
         def loss(
@@ -348,7 +316,7 @@ class Actor:
         ) -> tuple[torch.Tensor, step.Sums]:
             inputs = ObjectiveInputs(
                 log_probs=log_probs,
-                advantages=advantages[row],
+                advantages=known.advantages[row],
                 sample_index=micro_batch.sample_index,
                 loss_mask=micro_batch.loss_mask,
                 token_weights=micro_batch.token_weights,
@@ -368,14 +336,9 @@ class Actor:
             return value, measured
 
         sums = step.forward_backward(self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=True)
-        totals = step.reduce_sums(sums, args.device)
+        totals = step.reduce_sums(sums, self.args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
-        if "loss" in metrics:
-            step.check_finite("loss", metrics["loss"], rollout_id, index)
-        metrics["lr"] = learning_rate(self._optimizer)
-        metrics["grad_norm"] = step.optimizer_step(self._optimizer, self._chunks)
-        step.check_finite("gradient norm", metrics["grad_norm"], rollout_id, index)
-        self._scheduler.step(1)
+        self._update(metrics, "loss", rollout_id, index)
         return metrics
 
 
@@ -383,10 +346,3 @@ def engine_log_probs(micro_batch: MicroBatch) -> torch.Tensor:
     """[R], the engine's; 0 where no sample has any, as then all are masked."""
     found = micro_batch.rollout_log_probs
     return micro_batch.token_weights.new_zeros(len(micro_batch.loss_mask)) if found is None else found
-
-
-def _mean_over_steps(by_step: list[dict[str, float]]) -> dict[str, float]:
-    """Of each metric, over the steps that measured it; the steps' batches are equally large."""
-    names = dict.fromkeys(name for metrics in by_step for name in metrics)
-    values = {name: [metrics[name] for metrics in by_step if name in metrics] for name in names}
-    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -8,12 +8,12 @@ data-parallel ranks count each token once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from colloid.algorithms.advantages import AdvantageInputs, Moments, compute_advantages, teacher_gap, whiten
+from colloid.algorithms.advantages import AdvantageInputs, Advantages, Moments, compute_advantages, teacher_gap, whiten
 from colloid.algorithms.estimators import get_estimator
 from colloid.training.custom import custom_advantages
 from colloid.training.micro_batch import MicroBatch
@@ -65,6 +65,7 @@ def step_advantages(
     old: LogProbs | None,
     reference: LogProbs | None,
     teacher: LogProbs | None = None,
+    values: LogProbs | None = None,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[torch.Tensor]:
     """float64 [R] of each micro-batch of a step, 0 at masked tokens.
@@ -72,6 +73,7 @@ def step_advantages(
     Args:
         old: of the behaviour policy; needed where `config.needs_log_probs`, as `reference` is where
             `config.needs_reference`, and `teacher` where `config.distills`.
+        values: the critic's, where the estimator needs them.
         sum_over_ranks: adds a tensor up over the data-parallel ranks. Called once where advantages are whitened.
     """
     if not micro_batches:
@@ -82,8 +84,24 @@ def step_advantages(
             gaps = teacher_gaps(micro_batches, old, teacher)
             advantages = [one - config.distillation_coef * gap for one, gap in zip(advantages, gaps, strict=True)]
     else:
-        advantages = _estimated(config, micro_batches, old, reference, teacher)
+        found = _estimated(config, micro_batches, old, reference, teacher, values)
+        advantages = [each.advantages for each in found]
     return whitened(advantages, micro_batches, sum_over_ranks) if config.whitens else advantages
+
+
+def step_returns(
+    config: AdvantageConfig,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    old: LogProbs | None,
+    reference: LogProbs | None,
+    values: LogProbs,
+) -> list[torch.Tensor]:
+    """float64 [R] of each micro-batch: what the critic's values are to become, 0 at masked tokens. Neither whitening
+    nor a teacher enters.
+    """
+    config = replace(config, distillation_coef=0.0)
+    return [each.returns for each in _estimated(config, micro_batches, old, reference, None, values)]
 
 
 def teacher_gaps(
@@ -102,7 +120,8 @@ def _estimated(
     old: LogProbs | None,
     reference: LogProbs | None,
     teacher: LogProbs | None,
-) -> list[torch.Tensor]:
+    values: LogProbs | None,
+) -> list[Advantages]:
     return [
         compute_advantages(
             config.estimator,
@@ -113,12 +132,13 @@ def _estimated(
                 old_log_probs=old[row] if old else None,
                 ref_log_probs=reference[row] if reference else None,
                 teacher_log_probs=teacher[row] if teacher else None,
+                values=values[row] if values else None,
                 kl_coef=config.kl_coef,
                 distillation_coef=config.distillation_coef,
                 gamma=config.gamma,
                 lambd=config.lambd,
             ),
-        ).advantages
+        )
         for row, micro_batch in enumerate(micro_batches)
     ]
 

@@ -4,10 +4,12 @@ and takes optimizer steps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from colloid.data.batch import RankBatch
 from colloid.training.megatron import checkpoint, parallel, step
@@ -122,3 +124,16 @@ def train_metrics(by_step: list[dict[str, float]]) -> dict[str, float]:
         for index, of_step in enumerate(by_step):
             metrics |= {f"train/step_{index}/{name}": value for name, value in of_step.items()}
     return metrics
+
+
+def take_rows(flat: np.ndarray, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
+    """What an array over a batch's response tokens says of each micro-batch's, float32 [R]."""
+    # Ray's arrays are read-only, and torch warns of those.
+    tensor = torch.from_numpy(np.array(flat, dtype=np.float32))
+    return [tensor.to(batch.response_index.device)[batch.response_index] for batch in micro_batches]
+
+
+def put_rows(flat: np.ndarray, values: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch]) -> None:
+    """The reverse, in place; 0 where a token is masked."""
+    for found, batch in zip(values, micro_batches, strict=True):
+        flat[batch.response_index.cpu().numpy()] = torch.where(batch.loss_mask, found, 0.0).float().cpu().numpy()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ import torch
 from colloid.algorithms.values import means, value_loss
 from colloid.data.batch import RankBatch
 from colloid.errors import ConfigError
-from colloid.training.base import TrainerRank, train_metrics
+from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.model import build_critic, name_map, named_parameters, without_value_head
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
@@ -127,16 +126,3 @@ class Critic(TrainerRank):
         metrics = means(step.reduce_sums(sums, self.args.device))
         self._update(metrics, "value_loss", rollout_id, index)
         return {f"critic_{name}" if name in ("lr", "grad_norm") else name: value for name, value in metrics.items()}
-
-
-def take_rows(flat: np.ndarray, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-    """What an array over a batch's response tokens says of each micro-batch's, float32 [R]."""
-    # Ray's arrays are read-only, and torch warns of those.
-    tensor = torch.from_numpy(np.array(flat, dtype=np.float32))
-    return [tensor.to(batch.response_index.device)[batch.response_index] for batch in micro_batches]
-
-
-def put_rows(flat: np.ndarray, values: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch]) -> None:
-    """The reverse, in place; 0 where a token is masked."""
-    for found, batch in zip(values, micro_batches, strict=True):
-        flat[batch.response_index.cpu().numpy()] = torch.where(batch.loss_mask, found, 0.0).float().cpu().numpy()
