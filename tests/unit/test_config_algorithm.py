@@ -32,7 +32,7 @@ def plan(text):
             "--freeze-params-name-list a --actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2",
             "not supported yet with --pipeline-model-parallel-size 2",
         ),
-        ("--advantage-estimator ppo", "not supported yet: --advantage-estimator ppo"),
+        ("--use-routing-replay", "not supported yet: --use-routing-replay"),
         ("--use-opd", "--use-opd needs --opd-type megatron"),
         ("--use-opd --opd-type sglang", "not supported yet: --opd-type sglang .what works: megatron"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
