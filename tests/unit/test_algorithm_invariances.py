@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
+from colloid.algorithms.advantages import AdvantageInputs, compute_advantages
 from colloid.algorithms.estimators import ESTIMATORS
 from colloid.algorithms.objective import ObjectiveInputs, objective
+from colloid.algorithms.values import value_loss
 from colloid.data.sample import Sample
 from colloid.rollout.batching import rollout_batch
 from colloid.training.advantages import step_advantages
@@ -185,3 +189,22 @@ def test_whitened_advantages_have_mean_zero_over_the_tokens_of_the_step(name):
     found = step_advantages(advantage_config(args), parts, old=given, reference=given, sum_over_ranks=lambda sums: sums)
     kept = torch.cat([values[part.loss_mask] for values, part in zip(found, parts, strict=True)])
     assert kept.mean().item() == pytest.approx(0, abs=1e-9) and kept.std().item() == pytest.approx(1, rel=1e-6)
+
+
+@pytest.mark.parametrize("change", [{"gamma": 0.5}, {"lambd": 0.5}, {"kl_coef": 0.3}], ids=str)
+def test_every_option_of_gae_changes_its_advantages(change):
+    values = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    index, mask = torch.repeat_interleave(torch.arange(3), 4), torch.ones(12, dtype=torch.bool)
+    base = AdvantageInputs(torch.ones(3).double(), index, mask, values - 1, -(values**2), values=values, gamma=0.9)
+    plain, changed = (compute_advantages("ppo", inputs).advantages for inputs in (base, replace(base, **change)))
+    assert (plain - changed).abs().max() > 1e-3
+
+
+def test_the_clip_of_values_changes_the_critics_loss():
+    values = torch.linspace(-1, 1, 12, dtype=torch.float64)
+    mask, weights = torch.ones(12, dtype=torch.bool), torch.full((12,), 1 / 12, dtype=torch.float64)
+    loose, tight = (
+        value_loss(values, values * 0.2, values * 2, clip=clip, loss_mask=mask, token_weights=weights, share=1.0)[0]
+        for clip in (1.0, 0.1)
+    )
+    assert tight > loose
