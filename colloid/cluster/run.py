@@ -16,10 +16,11 @@ from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
 from colloid.config.layout import data_parallel_rank
+from colloid.config.roles import has_critic, role_args
 from colloid.engines.control import EngineControl
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
-from colloid.training.worker import TrainWorker
+from colloid.training.worker import CriticWorker, TrainWorker
 from colloid.weights.equality import check_equal
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Run:
         self.options_read: set[str] = set()
         self._rollout: Any = None
         self._workers: list[Any] = []
+        self._critics: list[Any] = []
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
 
@@ -81,11 +83,25 @@ class Run:
 
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
         """Trains on a rollout; each rank receives its data-parallel part only."""
-        references = [
-            worker.train.remote(rollout_id, rollout.batches[data_parallel_rank(self.args, rank)])
-            for rank, worker in enumerate(self._workers)
-        ]
-        return self._wait(references, f"trainer ranks on rollout {rollout_id}")[0]
+        what = f"trainer ranks on rollout {rollout_id}"
+        batches = [rollout.batches[data_parallel_rank(self.args, rank)] for rank in range(len(self._workers))]
+        if self._critics:
+            return self._train_with_critic(rollout_id, batches, what)
+        pairs = zip(self._workers, batches, strict=True)
+        return self._wait([worker.train.remote(rollout_id, batch) for worker, batch in pairs], what)[0]
+
+    def _train_with_critic(self, rollout_id: int, batches: list[Any], what: str) -> dict[str, float]:
+        """Values from the critic, then the policy's steps, then the critic's with the returns. A rank of the one and
+        the rank of the other with the same number are given the same batch, and hand each other its arrays.
+        """
+        policy, critic = [], []
+        for worker, other, batch in zip(self._workers, self._critics, batches, strict=True):
+            values = other.values.remote(batch)
+            metrics, returns = worker.train_with_critic.options(num_returns=2).remote(rollout_id, batch, values)
+            policy.append(metrics)
+            critic.append(other.train.remote(rollout_id, batch, values, returns))
+        found = self._wait([*policy, *critic], what)
+        return found[0] | found[len(policy)]
 
     def save(self, rollout_id: int) -> None:
         """Writes what `--save` and `--save-hf` ask for: a checkpoint of everything, a Hugging Face directory.
@@ -103,13 +119,20 @@ class Run:
 
         def write(directory: Path) -> None:
             references = []
-            for part, actors in (("trainer", self._workers), ("rollout", [self._rollout])):
-                (directory / part).mkdir()
+            for part, actors in (
+                ("trainer", self._workers),
+                ("critic", self._critics),
+                ("rollout", [self._rollout]),
+            ):
+                if actors:
+                    (directory / part).mkdir()
                 references += [actor.save.remote(str(directory / part), rollout_id) for actor in actors]
             self._wait(references, f"the checkpoint of rollout {rollout_id}")
 
         def finish(directory: Path) -> None:
             wait_written(directory / "trainer", STEP_DEADLINE)
+            if self._critics:
+                wait_written(directory / "critic", STEP_DEADLINE)
 
         where = Path(args.save), rollout_id, {"weight_version": self.weight_version}
         if args.async_save:
@@ -121,7 +144,8 @@ class Run:
         """Waits for the checkpoint that is being written in the background, if there is one."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
-            self._wait([worker.finish_save.remote() for worker in self._workers], "the checkpoint to be written")
+            trainers = [*self._workers, *self._critics]
+            self._wait([worker.finish_save.remote() for worker in trainers], "the checkpoint to be written")
             saving.wait()
 
     def sync_weights(self) -> dict[str, float]:
@@ -179,23 +203,28 @@ class Run:
         if not plan.num_trainer_ranks:
             return []
         group = reserve(plan, args.device)
-        rendezvous = Path(args.run_dir).resolve() / f".rendezvous_{time.time_ns()}"
-        for rank in range(plan.num_trainer_ranks):
-            options = {
-                "num_cpus": 1,
-                "num_gpus": 1 if args.device == "cuda" else 0,
-                "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-            }
-            worker = ray.remote(TrainWorker).options(**options)
-            self._workers.append(worker.remote(args, rank, args.world_size, f"file://{rendezvous}"))
-        return [worker.start.remote() for worker in self._workers]
+        rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
+        roles = [("actor", TrainWorker, self._workers, 1)]
+        if has_critic(args):
+            roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
+        for role, kind, workers, num_cpus in roles:
+            of_role = role_args(args, role)
+            for rank in range(plan.num_trainer_ranks):
+                options = {
+                    "num_cpus": num_cpus,
+                    "num_gpus": 1 / len(roles) if args.device == "cuda" else 0,
+                    "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+                }
+                worker = ray.remote(kind).options(**options)
+                workers.append(worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}"))
+        return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
     def _stop(self) -> None:
         import ray
 
         if not ray.is_initialized():
             return
-        closing = [worker.options_read.remote() for worker in self._workers]
+        closing = [worker.options_read.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
         try:

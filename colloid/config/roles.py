@@ -46,8 +46,8 @@ OVERRIDABLE = frozenset(
 
 
 def has_critic(args: Args) -> bool:
-    """Whether the estimator needs a critic's values."""
-    return get_estimator(args.advantage_estimator).credit is Credit.GAE
+    """Whether the estimator needs a critic's values. SFT has no advantages."""
+    return args.loss_type != "sft_loss" and get_estimator(args.advantage_estimator).credit is Credit.GAE
 
 
 def resolve_roles(args: Args) -> None:
@@ -79,11 +79,14 @@ def resolve_roles(args: Args) -> None:
 
 def role_args(args: Args, role: str) -> Args:
     """A copy of the options for the ranks of one role."""
-    overrides: dict[str, Any] = dict(args.role_overrides[role])
-    if "lr_warmup_iters" in overrides:
-        overrides.setdefault("lr_warmup_fraction", None)  # which says the same, and would win
-    values = args.as_dict(redact=False)
-    return Args({**values, **overrides}, given=args.given | overrides.keys(), derived=args.derived)
+    overrides: dict[str, Any] = args.role_overrides[role]
+    values, given = args.as_dict(redact=False) | overrides, args.given | overrides.keys()
+    # Two ways to say the same: the role's own stands alone.
+    for name, other, off in (("iters", "fraction", None), ("fraction", "iters", 0)):
+        if f"lr_warmup_{name}" in overrides and f"lr_warmup_{other}" not in overrides:
+            values[f"lr_warmup_{other}"] = off
+            given -= {f"lr_warmup_{other}"}
+    return Args(values, given=given, derived=args.derived)
 
 
 def _layout(args: Args) -> str | None:

@@ -1,9 +1,11 @@
-"""The Ray side of a trainer rank: an `Actor` in a process of its own, one a device slot."""
+"""The Ray side of a trainer rank: an `Actor`, or a `Critic`, in a process of its own; of each one a device slot."""
 
 from __future__ import annotations
 
 import logging
 from typing import Any
+
+import numpy as np
 
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress
@@ -34,6 +36,12 @@ class TrainWorker:
         """Trains on this rank's part of a rollout; metrics are those of the whole batch."""
         return self._actor.train(rollout_id, batch)
 
+    def train_with_critic(
+        self, rollout_id: int, batch: RankBatch, values: np.ndarray
+    ) -> tuple[dict[str, float], np.ndarray]:
+        """The same with the critic's values; also returns the returns that the critic is to learn."""
+        return self._actor.train_with_critic(rollout_id, batch, values)
+
     def save(self, directory: str, rollout_id: int) -> None:
         """Writes this rank's part of a checkpoint into an existing directory."""
         self._actor.save(directory, rollout_id)
@@ -53,6 +61,41 @@ class TrainWorker:
     def weight_checksums(self) -> dict[str, str]:
         """Checksum of each tensor under its Hugging Face name."""
         return self._actor.weight_checksums()
+
+    def options_read(self) -> set[str]:
+        """The options that this process has read."""
+        return self._args.options_read()
+
+
+class CriticWorker:
+    """One rank of the critic, with the options of its role. Arguments and methods as of `TrainWorker`."""
+
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+        setup_logging(args.run_dir, f"critic.{rank}")
+        from colloid.training.critic import Critic
+
+        self._args = args
+        self._critic = Critic(args, rank, world_size, init_method)
+
+    def start(self) -> int:
+        """Builds the model, and loads its weights or the checkpoint. Returns the rollout that comes first."""
+        return self._critic.start()
+
+    def values(self, batch: RankBatch) -> np.ndarray:
+        """float32 [R]: values of the response tokens."""
+        return self._critic.values(batch)
+
+    def train(self, rollout_id: int, batch: RankBatch, values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
+        """Trains on this rank's part of a rollout; metrics are those of the whole batch."""
+        return self._critic.train(rollout_id, batch, values, returns)
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Writes this rank's part of a checkpoint into an existing directory."""
+        self._critic.save(directory, rollout_id)
+
+    def finish_save(self) -> None:
+        """Returns when no checkpoint is being written in the background."""
+        self._critic.finish_save()
 
     def options_read(self) -> set[str]:
         """The options that this process has read."""

@@ -68,10 +68,10 @@ def metrics_of(run_dir: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if not name.startswith(TIMING)} for line in lines]
 
 
-def tiny_arguments(model: Path, data: Path, lr: float = 1e-3) -> list[object]:
-    """Options that make a run small enough for two cores; GRPO with a random reward, so that it has gradients."""
+def tiny_arguments(model: Path, data: Path, lr: float = 1e-3, estimator: str = "grpo") -> list[object]:
+    """Options that make a run small enough for two cores; a random reward, so that it has gradients."""
     return [
         *("--hf-checkpoint", model, "--prompt-data", data, "--rm-type", "random"),
         *("--rollout-batch-size", 4, "--n-samples-per-prompt", 4, "--rollout-max-response-len", 8),
-        *("--lr", lr, "--advantage-estimator", "grpo"),
+        *("--lr", lr, "--advantage-estimator", estimator),
     ]

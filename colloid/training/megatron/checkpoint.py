@@ -67,14 +67,15 @@ def save(
     """Writes into an existing directory, from all ranks at once.
 
     Args:
-        optimizer: None leaves its state out.
+        optimizer: None leaves its state out; so does one that has made no step.
         scheduler: None where nothing was trained (a converted model).
         background: see `CheckpointWriter.save`.
 
     Raises:
         CheckpointError: a file could not be written. Names the directory.
     """
-
+    if optimizer is not None and not _has_stepped(optimizer):
+        optimizer = None  # Before its first step it has no moments, and what has none cannot be asked for.
     steps: list[int] = []
 
     def extra() -> None:
@@ -194,6 +195,14 @@ def _sharded_state(
             steps.extend(int(group.get("step", 0)) for group in _groups(held))
         state["optimizer"] = dict_list_map_inplace(_only_sharded, held)
     return state
+
+
+def _has_stepped(optimizer: MegatronOptimizer) -> bool:
+    """Whether any rank has state of it. Collective: a rank may hold no parameter."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    flags: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(flags, any(bool(part.optimizer.state) for part in parts if part.optimizer is not None))
+    return any(flags)
 
 
 def _only_sharded(value: Any) -> Any:
