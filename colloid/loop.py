@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.cluster.run import Run
+from colloid.config.sft import takes_conversations
 from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
 from colloid.observe.metrics import MetricsWriter
@@ -42,7 +43,7 @@ def train(args: Any) -> None:
             if save_due(args, rollout_id):
                 with clock("save_time"):
                     run.save(rollout_id)
-            if run.trains and run.serves:
+            if run.trains and run.serves and sync_due(args, rollout_id):
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
@@ -80,6 +81,12 @@ def evaluation_due(args: Any, rollout_id: int) -> bool:
     if not evaluates(args):
         return False
     return rollout_id % args.eval_interval == 0 and not (rollout_id == 0 and args.skip_eval_before_train)
+
+
+def sync_due(args: Any, rollout_id: int) -> bool:
+    """Whether the engines need the weights after this rollout: in SFT only an evaluation uses them."""
+    last = rollout_id + 1 == args.num_rollout
+    return not takes_conversations(args) or last or evaluation_due(args, rollout_id + 1)
 
 
 def save_due(args: Any, rollout_id: int) -> bool:

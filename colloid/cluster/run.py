@@ -17,6 +17,7 @@ from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
+from colloid.config.sft import serves
 from colloid.engines.control import EngineControl
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
@@ -69,7 +70,7 @@ class Run:
 
     @property
     def serves(self) -> bool:
-        """False with `--debug-train-only`: there are no engines, to evaluate or to take weights."""
+        """False with `--debug-train-only`, and for SFT without evaluation: there are no engines."""
         return bool(self._engines.addresses)
 
     def evaluate(self, rollout_id: int) -> dict[str, float]:
@@ -175,7 +176,7 @@ class Run:
             check_save_directory(Path(args.save), resume_from)
         plan = SlotPlan(
             0 if args.debug_rollout_only else args.world_size,
-            0 if args.debug_train_only else args.num_engines,
+            args.num_engines if serves(args) else 0,
             args.rollout_num_gpus_per_engine,
             bool(args.colocate),
         )

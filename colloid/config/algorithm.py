@@ -82,6 +82,8 @@ def policy_loss(args: Args) -> str:
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
+    if args.loss_type == "sft_loss":
+        return []
     name, loss = args.advantage_estimator, policy_loss(args)
     estimator = get_estimator(name)
     found = []

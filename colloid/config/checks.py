@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, roles, sglang
+from colloid.config import algorithm, debug, layout, roles, sft, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -223,6 +223,7 @@ RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *debug.RULES,
     *algorithm.RULES,
+    *sft.RULES,
     *roles.RULES,
     _set_by_colloid,
     _context,

@@ -12,6 +12,7 @@ from typing import Any
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.layout import least_ranks
+from colloid.config.sft import resolve_sft
 from colloid.errors import ConfigError
 
 
@@ -66,7 +67,7 @@ def resolve_batch_sizes(args: Args) -> None:
         ConfigError: the given ones contradict each other; shows the equation with its numbers.
     """
     given_prompts, given_samples = args.rollout_batch_size, args.n_samples_per_prompt
-    prompts, samples = given_prompts or 32, given_samples or 8
+    prompts, samples = given_prompts or 32, given_samples or (1 if args.loss_type == "sft_loss" else 8)
     batch, steps = args.global_batch_size, args.num_steps_per_rollout
     total = prompts * samples
     if batch is None:
@@ -144,7 +145,8 @@ def resolve_evaluation(args: Args) -> None:
 
 
 def resolve_algorithm(args: Args) -> None:
-    """Sets the upper clip range and the transport."""
+    """Sets the upper clip range, the transport, and what SFT implies."""
+    resolve_sft(args)
     _default(args, eps_clip_high=args.eps_clip)
     if args.update_weight_transport == "auto":
         args.update_weight_transport = "tensor"

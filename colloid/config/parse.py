@@ -47,6 +47,7 @@ _READ_BY_PARSING = [
     "load",
     "ckpt_step",
     "ref_ckpt_step",
+    "loss_mask_type",
     "opd_type",
     "opd_teacher_ckpt_step",
     "finetune",

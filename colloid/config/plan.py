@@ -5,6 +5,8 @@ from __future__ import annotations
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.layout import data_parallel_size
+from colloid.config.roles import has_critic
+from colloid.config.sft import serves
 from colloid.config.tables import tables
 
 
@@ -31,7 +33,7 @@ def describe_plan(args: Args) -> str:
         args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
     )
     ranks = 0 if args.debug_rollout_only else args.world_size
-    engine_slots = 0 if args.debug_train_only else args.rollout_num_gpus
+    engine_slots = args.rollout_num_gpus if serves(args) else 0
     total = max(ranks, engine_slots) if args.colocate else ranks + engine_slots
     lines = [
         f"plan ({args.device}, {total} device slots, one a {slot}):",
@@ -59,15 +61,15 @@ def _range(first: int, count: int) -> str:
 
 
 def _router(args: Args) -> str:
-    if args.debug_train_only:
-        return "none (--debug-train-only)"
+    if not serves(args):
+        return "none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)"
     port = f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
     return f"1 process: sglang-router, {port}"
 
 
 def _engines(args: Args, first_slot: int) -> str:
-    if args.debug_train_only:
-        return "none (--debug-train-only)"
+    if not serves(args):
+        return "none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)"
     slots = args.rollout_num_gpus_per_engine
     return (
         f"{args.num_engines} × {args.rollout_engine}, {slots} slot{'s' * (slots > 1)} each: "

@@ -40,7 +40,7 @@ class Conversation:
     loss_mask: list[int]
     """One entry a token."""
     rewritten: bool
-    """Whether the template shows an earlier assistant message otherwise than it showed it when it was the last."""
+    """Whether the template shows an earlier trained message otherwise than it showed it when it was the last."""
 
     @property
     def prompt_length(self) -> int:
@@ -93,7 +93,7 @@ def conversation(
         spans[-1] = _Span(last.start, len(text), last.rewritten, last.trained)
     text_spans = [(span.start, span.end) for span in spans if span.trained]
     ids, mask = _tokenise(text[: text_spans[-1][1]], text_spans, tokenizer)
-    return Conversation(ids, mask, any(span.rewritten for span in spans))
+    return Conversation(ids, mask, any(span.rewritten for span in spans if span.trained))
 
 
 def _is_trained(message: dict[str, Any]) -> bool:

@@ -94,7 +94,7 @@ def load_prompts(path: str | Path, tokenizer, prompt_format: PromptFormat) -> Pr
     rows: list[PromptRow] = []
     num_filtered, num_rows, longest = 0, 0, 0
     digest = xxhash.xxh3_128()
-    for chunk in _chunks(_parsed_rows(Path(path), prompt_format), TOKENIZE_ROWS):
+    for chunk in _chunks(parsed_rows(Path(path), prompt_format), TOKENIZE_ROWS):
         texts = [_rendered(row, tokenizer, prompt_format, f"{path}:{row.line}") for row in chunk]
         for row, text, ids in zip(chunk, texts, _tokenize(tokenizer, texts), strict=True):
             num_rows += 1
@@ -160,14 +160,21 @@ _EXAMPLE = '{"prompt": "What is 7 + 8?", "label": "15"}'
 
 
 @dataclass(frozen=True)
-class _ParsedRow:
+class ParsedRow:
+    """A row of a file, checked but not rendered."""
+
     line: int
     prompt: str | Messages
     label: Any
     metadata: dict[str, Any]
 
 
-def _parsed_rows(path: Path, prompt_format: PromptFormat) -> Iterator[_ParsedRow]:
+def parsed_rows(path: Path, prompt_format: PromptFormat) -> Iterator[ParsedRow]:
+    """The rows of a JSONL file; empty lines are skipped.
+
+    Raises:
+        DataError: the file is missing or a row is not as the format says (with its line).
+    """
     if not path.exists():
         raise DataError(f"{path}: there is no such file (working directory {Path.cwd()}). Check --prompt-data")
     if path.is_dir() or path.suffix in (".parquet", ".arrow", ".csv"):
@@ -178,7 +185,7 @@ def _parsed_rows(path: Path, prompt_format: PromptFormat) -> Iterator[_ParsedRow
                 yield _parse_row(line, number, f"{path}:{number}", prompt_format)
 
 
-def _parse_row(line: bytes, number: int, where: str, prompt_format: PromptFormat) -> _ParsedRow:
+def _parse_row(line: bytes, number: int, where: str, prompt_format: PromptFormat) -> ParsedRow:
     try:
         row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
     except orjson.JSONDecodeError as error:
@@ -205,7 +212,7 @@ def _parse_row(line: bytes, number: int, where: str, prompt_format: PromptFormat
         metadata["tools"] = tools
     prompt = row[prompt_format.input_key]
     _check_prompt(prompt, f"{where}: {prompt_format.input_key!r}")
-    return _ParsedRow(number, prompt, label, metadata)
+    return ParsedRow(number, prompt, label, metadata)
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
@@ -224,7 +231,7 @@ def _check_prompt(prompt: Any, where: str) -> None:
             )
 
 
-def _rendered(row: _ParsedRow, tokenizer, prompt_format: PromptFormat, where: str) -> str:
+def _rendered(row: ParsedRow, tokenizer, prompt_format: PromptFormat, where: str) -> str:
     if isinstance(row.prompt, str):
         if not prompt_format.apply_chat_template:
             return row.prompt
@@ -242,8 +249,8 @@ def _tokenize(tokenizer, texts: list[str]) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
-def _chunks(rows: Iterator[_ParsedRow], size: int) -> Iterator[list[_ParsedRow]]:
-    chunk: list[_ParsedRow] = []
+def _chunks(rows: Iterator[ParsedRow], size: int) -> Iterator[list[ParsedRow]]:
+    chunk: list[ParsedRow] = []
     for row in rows:
         chunk.append(row)
         if len(chunk) == size:

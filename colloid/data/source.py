@@ -15,14 +15,17 @@ from __future__ import annotations
 
 import copy
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
+from colloid.config.sft import takes_conversations
 from colloid.data.prompts import PromptDataset, PromptFormat, load_prompts, load_tokenizer
 from colloid.data.sample import Sample, Status
+from colloid.data.sft import end_token_ids, load_conversations
 from colloid.errors import CheckpointError, HookError
 
 logger = logging.getLogger(__name__)
@@ -239,7 +242,12 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
 
 def load_dataset(args) -> PromptDataset:
-    """The training prompts that `args` name."""
+    """The training prompts that `args` name; conversations, where these are what is trained."""
+    if takes_conversations(args):
+        end_ids = end_token_ids(args.hf_checkpoint, args.hf_config)
+        return load_conversations(
+            args.prompt_data, load_tokenizer(args.hf_checkpoint), conversation_format(args), end_ids
+        )
     return load_prompts(args.prompt_data, load_tokenizer(args.hf_checkpoint), prompt_format(args))
 
 
@@ -255,6 +263,11 @@ def prompt_format(args) -> PromptFormat:
         chat_template_kwargs=args.apply_chat_template_kwargs or {},
         max_tokens=max_prompt_tokens(args),
     )
+
+
+def conversation_format(args) -> PromptFormat:
+    """The format of conversations to train on."""
+    return replace(prompt_format(args), max_tokens=context_length(args))
 
 
 def max_prompt_tokens(args) -> int | None:

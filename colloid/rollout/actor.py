@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.observe.logs import setup_logging
@@ -60,7 +61,7 @@ class RolloutActor:
         """Starts engines and router, if any. Returns when all of them serve."""
         args = self._args
         args.num_rollout = num_rollout
-        if args.debug_train_only:
+        if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         self._fleet = Fleet(fleet_config(args, api_key))

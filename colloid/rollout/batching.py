@@ -53,7 +53,7 @@ def schedule(args: Any, batch: RolloutBatch) -> list[RankBatch]:
 
 def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
     """The samples as columns, their rewards shaped by the estimator's baseline."""
-    raw = reward_values(samples, args.reward_key)
+    raw = reward_values(samples, args.reward_key) if rewarded(args) else np.zeros(len(samples))
     shaped = shape_rewards(
         torch.from_numpy(raw),
         torch.from_numpy(group_ids(samples)),
@@ -72,6 +72,11 @@ def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
     if args.use_rollout_logprobs:
         _check_rollout_log_probs(batch)
     return batch
+
+
+def rewarded(args: Any) -> bool:
+    """Whether rewards decide what is trained."""
+    return args.loss_type != "sft_loss"
 
 
 def _check_rollout_log_probs(batch: RolloutBatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from colloid.config.debug import rollout_file
 from colloid.data.sample import Sample
 from colloid.errors import CheckpointError, DataError
-from colloid.rollout.batching import RolloutResult, rollout_batch, rollout_result
+from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
 from colloid.rollout.manager import STATE_FILE
 from colloid.rollout.metrics import rollout_metrics
 from colloid.rollout.record import load_rollout
@@ -72,7 +72,7 @@ class LoadedRollouts:
         logger.info("rollout %d: %d samples of %s", rollout_id, len(samples), path)
         check_not_all_failed(samples, path)
         batch = rollout_batch(args, samples)
-        metrics = rollout_metrics(samples, batch, seconds=None, weight_version=None)
+        metrics = rollout_metrics(samples, batch, seconds=None, weight_version=None, rewarded=rewarded(args))
         return replace(rollout_result(args, samples, batch), metrics=metrics)
 
     def save(self, directory: str | Path, rollout_id: int) -> None:

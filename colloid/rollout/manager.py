@@ -14,15 +14,17 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from colloid.config.debug import rollout_file
+from colloid.config.sft import serves
 from colloid.data.prompts import load_tokenizer
 from colloid.data.source import Group, flatten
 from colloid.errors import CheckpointError, HookError
-from colloid.rollout.batching import RolloutResult, rollout_batch, rollout_result
+from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
 from colloid.rollout.evaluate import evaluation_metrics
@@ -106,12 +108,15 @@ class RolloutManager:
             await asyncio.to_thread(save_rollout, path, samples)
         check_not_all_failed(samples, f"rollout {rollout_id}")
         batch = rollout_batch(self._args, samples)
-        warn_of_useless_rewards(samples, batch, rollout_id)
+        if rewarded(self._args):
+            warn_of_useless_rewards(samples, batch, rollout_id)
         path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
         await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())
         result = rollout_result(self._args, samples, batch)
         seconds = time.monotonic() - started
-        metrics = rollout_metrics(samples, batch, seconds=seconds, weight_version=weight_version)
+        metrics = rollout_metrics(
+            samples, batch, seconds=seconds, weight_version=weight_version, rewarded=rewarded(self._args)
+        )
         return replace(result, metrics={**(output.metrics or {}), **metrics})
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
@@ -159,9 +164,9 @@ class RolloutManager:
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a rollout function; a synchronous one in a thread of its own, as it may run an event loop itself."""
-        if self._context is None:
+        if self._context is None and serves(self._args):
             raise RuntimeError("RolloutManager.start was not called")
-        with use_context(self._context):
+        with use_context(self._context) if self._context else nullcontext():
             if getattr(function, "is_async", inspect.iscoroutinefunction(function)):
                 return await function(*args, **kwargs)
             result = await asyncio.to_thread(function, *args, **kwargs)

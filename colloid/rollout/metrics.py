@@ -14,7 +14,12 @@ logger = logging.getLogger(__name__)
 
 
 def rollout_metrics(
-    samples: list[Sample], batch: RolloutBatch, *, seconds: float | None, weight_version: int | None
+    samples: list[Sample],
+    batch: RolloutBatch,
+    *,
+    seconds: float | None,
+    weight_version: int | None,
+    rewarded: bool = True,
 ) -> dict[str, float]:
     """`rollout/…` and `perf/…` of the samples that will be trained. What was not measured is not in it."""
     valid = ~np.isnan(batch.raw_rewards)
@@ -32,7 +37,7 @@ def rollout_metrics(
     if seconds is not None:
         metrics["perf/rollout_time"] = seconds
         metrics["perf/rollout_tokens_per_sec"] = float(lengths.sum()) / seconds
-    if valid.any():
+    if rewarded and valid.any():
         metrics["rollout/raw_reward"] = float(batch.raw_rewards[valid].mean())
         metrics["rollout/raw_reward/max"] = float(batch.raw_rewards[valid].max())
         metrics["rollout/raw_reward/min"] = float(batch.raw_rewards[valid].min())

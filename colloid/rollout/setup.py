@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from colloid.config.sft import serves, takes_conversations
 from colloid.data.prompts import PromptDataset, load_prompts
 from colloid.data.source import (
     RolloutDataSource,
@@ -31,7 +32,7 @@ DEFAULT_ROLLOUT_FUNCTION = "colloid.rollout.generate.generate_rollout"
 def make_data_source(args: Any) -> Any:
     """The data source that the options name; a user's class is made with `args`, or without where it takes nothing."""
     context = context_length(args)
-    if context and args.rollout_max_response_len >= context:
+    if context and args.rollout_max_response_len >= context and serves(args):
         logger.warning(
             "--rollout-max-response-len %d does not fit the context of %d tokens: responses end where the context does",
             *(args.rollout_max_response_len, context),
@@ -115,7 +116,7 @@ def resolve_rm_type(args: Any, dataset: PromptDataset | None, eval_sets: list[Ev
         check_reward_function(args.custom_rm_path)
         return args.rm_type
     rm_type = args.rm_type
-    known = dataset if isinstance(dataset, PromptDataset) else None
+    known = dataset if isinstance(dataset, PromptDataset) and not takes_conversations(args) else None
     if rm_type is None and known is not None and not known.has_labels():
         if args.custom_generate_function_path or any("rm_type" in row.metadata for row in known.rows):
             return None

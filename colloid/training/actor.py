@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from colloid.algorithms.objective import ObjectiveInputs, objective
+from colloid.algorithms.sft import sft_objective
 from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
@@ -76,7 +77,8 @@ class Actor(TrainerRank):
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         super().__init__(args, rank, world_size, init_method)
         self._weight_version = 0
-        self._head = step.Head(args.rollout_temperature, args.log_probs_chunk_size)
+        self._sft = args.loss_type == "sft_loss"
+        self._head = step.Head(1.0 if self._sft else args.rollout_temperature, args.log_probs_chunk_size)
         self._objective = objective_config(args)
         self._advantage = advantage_config(args)
         self._custom_tis = custom_tis(args)
@@ -273,6 +275,8 @@ class Actor(TrainerRank):
         """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
         forward pass: nothing was trained in between.
         """
+        if self._sft:
+            return False
         if self._objective.use_rollout_logprobs:
             return index > 0 and self._objective.correction.compares_with_engine
         return index > 0 or self._advantage.needs_log_probs
@@ -314,6 +318,8 @@ class Actor(TrainerRank):
         def loss(
             row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
         ) -> tuple[torch.Tensor, step.Sums]:
+            if self._sft:
+                return sft_objective(log_probs, micro_batch.loss_mask, micro_batch.token_weights, 1 / num_parts)
             inputs = ObjectiveInputs(
                 log_probs=log_probs,
                 advantages=known.advantages[row],
@@ -335,7 +341,9 @@ class Actor(TrainerRank):
                 measured["opd_kl"] = ((weights * gaps[row]).sum(), weights.sum())
             return value, measured
 
-        sums = step.forward_backward(self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=True)
+        sums = step.forward_backward(
+            self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=not self._sft
+        )
         totals = step.reduce_sums(sums, self.args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
         self._update(metrics, "loss", rollout_id, index)

@@ -36,7 +36,11 @@ def plan(text):
         ("--use-opd", "--use-opd needs --opd-type megatron"),
         ("--use-opd --opd-type sglang", "not supported yet: --opd-type sglang .what works: megatron"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
-        ("--loss-type sft_loss", "not supported yet: --loss-type sft_loss"),
+        ("--loss-type custom_loss", "not supported yet: --loss-type custom_loss"),
+        ("--loss-type sft_loss --use-kl-loss --use-tis", "leave out --use-kl-loss, --use-tis"),
+        ("--loss-type sft_loss --n-samples-per-prompt 4", "--n-samples-per-prompt 4: in SFT a conversation is one"),
+        ("--loss-type sft_loss --debug-rollout-only", "nothing else to run"),
+        ("--rollout-function-path colloid.rollout.sft.generate_rollout", "it needs --loss-type sft_loss"),
     ],
 )
 def test_what_cannot_be_is_an_error(options, message):

@@ -27,7 +27,7 @@ ALGORITHM = (
         "policy_loss",
         "What is trained.",
         choices=("policy_loss", "sft_loss", "custom_loss"),
-        built=("policy_loss",),
+        built=("policy_loss", "sft_loss"),
     ),
     opt(
         "--eps-clip",

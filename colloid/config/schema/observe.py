@@ -62,5 +62,11 @@ SERVICES = (
     opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
     opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),
     opt("--rollout-task-type", "str", "math", "Its task.", **LATER),
-    opt("--loss-mask-type", "str", "qwen", "Its masks.", choices=("qwen", "qwen3", "qwen3_5", "distill_qwen"), **LATER),
+    opt(
+        "--loss-mask-type",
+        "str",
+        "qwen",
+        "Accepted: masks of SFT follow from the chat template, whatever it is.",
+        choices=("qwen", "qwen3", "qwen3_5", "distill_qwen"),
+    ),
 )
