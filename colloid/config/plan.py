@@ -42,6 +42,7 @@ def describe_plan(args: Args) -> str:
         f"  router           {_router(args)}",
         f"  engines          {_engines(args, 0 if args.colocate else ranks)}",
         f"  trainer          {_trainer(args)}",
+        *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
         f"  model            {model} ({args.model_type or 'family unknown'})",
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",

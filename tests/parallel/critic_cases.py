@@ -137,3 +137,34 @@ def same_on_all_ranks_of(critic: Any) -> bool:
 
     critic._parameters = named_parameters(critic._chunks)
     return same_on_all_ranks(critic)
+
+
+def with_policy(rank: int, world_size: int, init_method: str, model: Path, reference: Path) -> dict[str, Any]:
+    """The critic's values, then the policy's two steps with them: returns by sample, metrics and weights; and what a
+    rollout in which only the critic learns does to the policy.
+    """
+    from tests.parallel.cases import weights
+
+    ranks = Ranks(rank, world_size, init_method)
+    part = split(make_rollout(num_steps=2), world_size, 2)[rank]
+    critic = critic_of(ranks, model, num_steps_per_rollout=2)
+    values = critic.values(part)
+    critic.close()
+    options = {"advantage_estimator": "ppo", "gamma": 0.9, "lambd": 0.8, "normalize_advantages": True}
+    options |= {"kl_coef": 0.1, "ref_load": reference, "num_critic_only_steps": 1, "num_steps_per_rollout": 2}
+    actor = ranks.actor(model, **options)
+    before = actor.weight_checksums()
+    only_critic, early = actor.train_with_critic(0, part, values)
+    untouched = actor.weight_checksums() == before
+    metrics, returns = actor.train_with_critic(1, part, values)
+    result = {
+        "values": by_sample(part.samples, values),
+        "returns": by_sample(part.samples, returns),
+        "early returns": by_sample(part.samples, early),
+        "only critic": only_critic,
+        "untouched": untouched,
+        "metrics": metrics,
+        "weights": weights(actor),
+    }
+    actor.close()
+    return result

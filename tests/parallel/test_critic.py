@@ -63,3 +63,35 @@ def test_explained_variance_rises_from_nothing(model, tmp_path):
     assert explained[0] == pytest.approx(0.0, abs=1e-9), "the head starts at 0, so that it explains nothing"
     assert explained[-1] > 0.5 and results[1]["explained"] == explained
     assert results[0]["same"]
+
+
+@pytest.fixture(scope="module")
+def with_policy(model, tiny_model_dir, tmp_path_factory) -> dict[int, list[dict[str, Any]]]:
+    """[number of ranks][rank]."""
+    inputs = {"model": model, "reference": tiny_model_dir("llama", tied=False, seed=1)}
+    return {n: run_ranks(critic_cases.with_policy, n, tmp_path_factory.mktemp("joint"), **inputs) for n in (1, 2)}
+
+
+def test_the_policy_learns_from_values_alike_on_one_rank_and_on_two(with_policy):
+    (one,), two = with_policy[1], with_policy[2]
+    for part in ("values", "returns"):
+        found = {key: array for rank in two for key, array in rank[part].items()}
+        assert found.keys() == one[part].keys()
+        for key, array in one[part].items():
+            np.testing.assert_allclose(found[key], array, rtol=0, atol=1e-5)
+    assert one["metrics"]["train/pg_loss"] != 0
+    names = {name for name in one["metrics"] if name.startswith("train/")}
+    for rank in two:
+        assert {k: rank["metrics"][k] for k in names} == pytest.approx(
+            {k: one["metrics"][k] for k in names}, rel=1e-3, abs=1e-5
+        )
+    for name, array in one["weights"].items():
+        np.testing.assert_allclose(two[0]["weights"][name], array, rtol=0, atol=2e-5, err_msg=name)
+
+
+def test_only_the_critic_learns_at_first(with_policy):
+    for rank in [*with_policy[1], *with_policy[2]]:
+        assert rank["untouched"] and not [name for name in rank["only critic"] if name.startswith("train/")]
+        for key, array in rank["returns"].items():
+            assert np.array_equal(rank["early returns"][key], array), "the policy has not moved"
+            assert np.isfinite(array).all()

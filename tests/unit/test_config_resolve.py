@@ -154,7 +154,7 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--advantage-estimator ppo", ["not supported yet", "--advantage-estimator ppo", "grpo"]),
+        ("--update-weight-mode delta", ["not supported yet", "--update-weight-mode delta", "full"]),
         ("--group-rm --use-wandb", ["not supported yet", "--group-rm", "--use-wandb"]),
         ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
         ("--rm-type dapo", ["not supported yet", "dapo", "math"]),

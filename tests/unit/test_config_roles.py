@@ -3,6 +3,7 @@
 import pytest
 
 from colloid.config import parse
+from colloid.config.plan import describe_plan
 from colloid.config.roles import role_args
 from colloid.errors import ConfigError
 
@@ -75,3 +76,8 @@ def test_what_has_no_effect_is_said(tmp_path):
         assert part in text
     assert "not trained in any" in "\n".join(plan(f"{PPO} --num-critic-only-steps 5 --num-rollout 5").warnings)
     assert not with_roles(tmp_path, "critic: {lr: 1}", f"{PPO} --value-clip 0.1 --lambd 0.9").warnings
+
+
+def test_the_plan_shows_the_critic():
+    assert "critic           2 more, on the same slots" in describe_plan(plan(f"{PPO} --actor-num-gpus-per-node 2"))
+    assert "critic" not in describe_plan(plan(""))
