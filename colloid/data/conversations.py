@@ -40,7 +40,9 @@ class Conversation:
     loss_mask: list[int]
     """One entry a token."""
     rewritten: bool
-    """Whether the template shows an earlier trained message otherwise than it showed it when it was the last."""
+    """Whether the template shows a trained message otherwise than it is generated: it does not begin with the
+    generation prompt, or it was shown differently while it was the last.
+    """
 
     @property
     def prompt_length(self) -> int:
@@ -162,6 +164,7 @@ class _Renderer:
 def _span(render: _Renderer, index: int, trained: bool, ends: list[str]) -> _Span:
     whole = render.whole
     before, until = render.part(index, generation_prompt=True) if index else None, render.part(index + 1)
+    rewritten = until is None or (index > 0 and before is None)
     start, end = len(before) if before is not None else None, len(until) if until is not None else None
     if start is None or end is None:
         before, behind = render.around(index)
@@ -176,7 +179,7 @@ def _span(render: _Renderer, index: int, trained: bool, ends: list[str]) -> _Spa
             f"the chat template shows message {index} in a way in which the assistant's text cannot be found: it is "
             "neither how the conversation up to it ends, nor is its content shown as it is given"
         )
-    return _Span(start, _with_end_token(render, index, start, end, ends), until is None, trained)
+    return _Span(start, _with_end_token(render, index, start, end, ends), rewritten, trained)
 
 
 def _with_end_token(render: _Renderer, index: int, start: int, end: int, ends: list[str]) -> int:
@@ -185,11 +188,10 @@ def _with_end_token(render: _Renderer, index: int, start: int, end: int, ends: l
     kept = whole[start:end].rstrip()
     if any(kept.endswith(token) for token in ends):
         return start + len(kept)
+    # White space behind it is the template's, unless the content itself ends with it.
     content = render.messages[index].get("content")
-    if isinstance(content, str) and content and kept.endswith(content.rstrip()):
-        # White space behind the content is the template's.
-        shown = whole[start:end]
-        end = start + len(kept) + (len(content) - len(content.rstrip()) if shown.startswith(content) else 0)
+    own = len(content) if isinstance(content, str) and whole[start:end].startswith(content) else 0
+    end = start + max(len(kept), own)
     following = next((token for token in ends if whole[end:].startswith(token)), None)
     return end if following is None else end + len(following)
 

@@ -61,9 +61,9 @@ def load_conversations(
         )
     if num_rewritten:
         logger.warning(
-            "%s: in %d of %d conversations the chat template shows earlier turns of the assistant's otherwise than "
-            "while they are the last ones (<think> blocks are dropped, say). They are trained as the whole "
-            "conversation shows them; to train each as it was said, give conversations that end with it, or turn the "
+            "%s: in %d of %d conversations the chat template shows turns of the assistant's otherwise than they are "
+            "generated (it drops <think> blocks of earlier ones, say). They are trained as the whole conversation "
+            "shows them; to train each as it was said, give conversations that end with it, or turn the "
             "earlier ones off with step_loss_mask 0",
             *(path, num_rewritten, num_rows),
         )

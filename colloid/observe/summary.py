@@ -14,6 +14,8 @@ from colloid.observe.metrics import METRICS_FILE, read_metrics
 from colloid.observe.progress import duration
 
 REWARD = "rollout/raw_reward"
+LOSS = "train/loss"
+"""Stands in where there are no rewards (SFT)."""
 WINDOW = 3
 """Rollouts that the first and the last reward are a mean of: a single rollout's reward is noisy."""
 
@@ -94,6 +96,9 @@ def _progress_lines(records: list[dict[str, Any]]) -> list[str]:
         what = f"mean of the first and last {count} of {len(rewards)} rollouts"
         lines.append(f"reward     {ends[0]:.3f} -> {ends[1]:.3f}   ({what})")
         lines.append(f"           {sparkline(_thinned(rewards))}")
+    elif losses := _values(records, LOSS):
+        lines.append(f"loss       {losses[0]:.3f} -> {losses[-1]:.3f}   (first and last of {len(losses)} rollouts)")
+        lines.append(f"           {sparkline(_thinned(losses))}")
     for name, (before, after) in eval_before_after(records).items():
         lines.append(f"held out   {before:.3f} -> {after:.3f}   ({name})")
     return lines

@@ -108,7 +108,7 @@ class RolloutManager:
             await asyncio.to_thread(save_rollout, path, samples)
         check_not_all_failed(samples, f"rollout {rollout_id}")
         batch = rollout_batch(self._args, samples)
-        if rewarded(self._args):
+        if rewarded(self._args) and not self._args.use_opd:
             warn_of_useless_rewards(samples, batch, rollout_id)
         path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
         await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())

@@ -68,6 +68,7 @@ def test_the_engine_says_what_was_trained(tmp_path, tiny_model_dir):
     assert loss[-1] < 0.1 * loss[0]
     said = [line["eval/said"] for line in lines if "eval/said" in line]
     assert said == [0.0, 1.0], ended.output[-3000:]
+    assert f"loss       {loss[0]:.3f} -> {loss[-1]:.3f}" in ended.output
     assert not any("reward" in name for line in lines for name in line)
 
 

@@ -26,6 +26,8 @@ SAPO = {"policy_loss": "sapo"}
 TIS = {"use_tis": True}
 REJECTS = {"rs_lower_bound": 0.5}
 OPSM = {"use_opsm": True, "use_rollout_logprobs": True}
+OPD = {"use_opd": True, "opd_type": "megatron", "opd_teacher_load": "OTHER"}
+OWN_TEACHER = OPD | {"opd_teacher_load": "SAME", "disable_rewards_normalization": True, "lr": 0.0}
 
 CLIPPED = {"eps_clip": 1e-4}
 """Without clipping, cispo's gradient is that of ppo."""
@@ -78,6 +80,9 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {"use_distributed_optimizer": True, "freeze_params_name_list": r"mlp\."}),
     ({"use_rollout_logprobs": True}, OPSM),
     (OPSM, {"opsm_delta": 1.0}),
+    ({}, OPD),
+    (OPD, {"opd_kl_coef": 0.1}),
+    (OPD, {"use_rollout_logprobs": True}),
 ]
 METRICS_ONLY = {"get_mismatch_metrics"}
 """Changes no weight."""
@@ -105,8 +110,9 @@ def trained(tiny_model_dir, tmp_path_factory) -> dict[str, dict[str, Any]]:
         *[base for base, _ in CHANGES],
         *[changed(base, change) for base, change in CHANGES],
         {"get_mismatch_metrics": True},
+        OWN_TEACHER,
     ]:
-        places = {"OTHER": other, "HOOKS": hooks}
+        places = {"OTHER": other, "SAME": model, "HOOKS": hooks}
         runs[key(options)] = {name: places.get(value, value) for name, value in options.items()}
     return run_ranks(train_with, 1, tmp_path_factory.mktemp("rank"), timeout=200.0, model=model, runs=runs)[0]
 
@@ -116,6 +122,11 @@ def test_the_option_changes_what_is_trained(trained, base, change):
     before, after = (trained[key(options)]["weights"] for options in (base, changed(base, change)))
     assert np.isfinite(after).all()
     assert np.abs(before - after).max() > 1e-5
+
+
+def test_the_kl_to_oneself_as_the_teacher_is_0_at_any_temperature(trained):
+    assert trained[key(OWN_TEACHER)]["metrics"]["train/opd_kl"] == 0.0
+    assert trained[key(OPD)]["metrics"]["train/opd_kl"] != 0.0
 
 
 def test_mismatch_metrics_change_metrics_alone(trained):

@@ -157,6 +157,9 @@ def test_thoughts_are_trained_in_the_turn_that_shows_them(make):
     apart = [user("1 + 1?"), says("2", reasoning_content="Easy.")]
     assert trained_text(make, "qwen3", apart) == [thought + "2<|im_end|>"]
     assert trained_text(make, "qwen3", [user("1 + 1?"), says("2")], enable_thinking=False) == ["2<|im_end|>"]
+    assert conversation(messages[:2], make("deepseek")).rewritten, (
+        "generation begins with <think>, and the text does not"
+    )
     assert trained_text(make, "deepseek", messages) == ["\n\n2<｜end▁of▁sentence｜>", "\n\n4<｜end▁of▁sentence｜>"]
 
 
