@@ -3,7 +3,7 @@
     checkpoints/
       latest_checkpointed_iteration.txt     the marker: names the last good one
       iter_0000007/                         after rollout 7; `release` where a model was converted
-        meta.json  trainer/  rollout/
+        meta.json  trainer/  rollout/     and critic/ where there is one
 
 Writing: everything goes into `.writing_iter_0000007`, is synced to the disk, renamed, and only then the marker moves.
 A process killed at any moment leaves the last good checkpoint and, at worst, a `.writing_…` that the next save removes.

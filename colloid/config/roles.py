@@ -7,6 +7,7 @@ The file has a section for each role, whose keys are options of the optimizer an
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from colloid.algorithms.estimators import Credit, get_estimator
@@ -110,7 +111,16 @@ def _options(args: Args) -> str | None:
 
 
 def _start(args: Args) -> str | None:
-    if has_critic(args) and not args.resume_from and args.init_checkpoint and is_torch_dist(args.init_checkpoint):
+    if not has_critic(args):
+        return None
+    if args.resume_from:
+        if os.path.isdir(os.path.join(args.resume_from, "critic")):
+            return None
+        return (
+            f"--load: {args.resume_from} has no critic: its run was not one of --advantage-estimator ppo. To start from "
+            "its policy, make it a Hugging Face directory with tools/convert_torch_dist_to_hf.py"
+        )
+    if args.init_checkpoint and is_torch_dist(args.init_checkpoint):
         return (
             f"--advantage-estimator ppo starts from a Hugging Face directory: {args.init_checkpoint} is torch_dist. "
             "Convert it with tools/convert_torch_dist_to_hf.py"

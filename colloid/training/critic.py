@@ -18,7 +18,6 @@ import torch
 
 from colloid.algorithms.values import means, value_loss
 from colloid.data.batch import RankBatch
-from colloid.errors import ConfigError
 from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.model import build_critic, name_map, named_parameters, without_value_head
@@ -52,12 +51,9 @@ class Critic(TrainerRank):
         if not args.resume_from:
             return 0
         directory = Path(args.resume_from) / DIRECTORY
-        if not directory.is_dir():
-            raise ConfigError(
-                f"{args.resume_from} has no critic: it is of a run without --advantage-estimator ppo. Start from its "
-                "weights instead: convert them with tools/convert_torch_dist_to_hf.py, and give them as --hf-checkpoint"
-            )
-        return self._restore(directory).rollout_id + 1
+        trained = self._restore(directory)
+        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
+        return trained.rollout_id + 1
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""

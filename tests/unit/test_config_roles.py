@@ -6,6 +6,7 @@ from colloid.config import parse
 from colloid.config.plan import describe_plan
 from colloid.config.roles import role_args
 from colloid.errors import ConfigError
+from tests.parallel.rollouts import make_args
 
 PPO = "--advantage-estimator ppo"
 
@@ -81,3 +82,20 @@ def test_what_has_no_effect_is_said(tmp_path):
 def test_the_plan_shows_the_critic():
     assert "critic           2 more, on the same slots" in describe_plan(plan(f"{PPO} --actor-num-gpus-per-node 2"))
     assert "critic" not in describe_plan(plan(""))
+
+
+def test_checkpoints_without_a_critic_are_refused_with_the_way_out(tmp_path, tiny_model_dir):
+    model = tiny_model_dir("qwen3")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("0")
+    checkpoint = tmp_path / "iter_0000000"
+    (checkpoint / "trainer").mkdir(parents=True)
+    (checkpoint / "meta.json").write_text('{"format": 1, "rollout_id": 0, "weight_version": 1}')
+    make_args(model, load=tmp_path)
+    with pytest.raises(ConfigError, match="iter_0000000 has no critic.*convert_torch_dist_to_hf"):
+        make_args(model, load=tmp_path, advantage_estimator="ppo")
+    (checkpoint / "critic").mkdir()
+    assert make_args(model, load=tmp_path, advantage_estimator="ppo").resume_from == str(checkpoint)
+    for name in ("metadata.json", ".metadata"):
+        (checkpoint / "trainer" / name).touch()
+    with pytest.raises(ConfigError, match="ppo starts from a Hugging Face directory"):
+        make_args(model, load=tmp_path, finetune=True, advantage_estimator="ppo")
