@@ -11,7 +11,7 @@ import pytest
 from colloid.weights.hf_loader import HFCheckpoint
 from tests.e2e.running import ROOT, metrics_of, run_training, tiny_arguments, write_sums
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 def tool(name: str, *arguments: object) -> str:
