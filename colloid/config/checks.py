@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, roles, sft, sglang
+from colloid.config import algorithm, debug, layout, megatron, roles, sft, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
@@ -164,6 +164,14 @@ def _backend(args: Args) -> str | None:
     return None
 
 
+def _cuda_optimizer(args: Args) -> str | None:
+    found = sorted(args.given & megatron.PASSED_ON_WITH_CUDA)
+    if args.device == "cuda" or not found:
+        return None
+    names = ", ".join(tables().by_dest[dest][0].flag for dest in found)
+    return f"{names}: for CUDA alone; on a CPU the optimizer's state is in the host's memory, in float32, anyway"
+
+
 def _schedule(args: Args) -> str | None:
     warmup, decay = args.lr_warmup_iters, args.lr_decay_iters
     if "lr_warmup_fraction" in args.given and "lr_warmup_iters" in args.given:
@@ -243,6 +251,7 @@ RUN_RULES: tuple[Rule, ...] = (
     _model_family,
     _spec,
     _backend,
+    _cuda_optimizer,
     _prompt_data,
     _eval_data,
     _hook_files,

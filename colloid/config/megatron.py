@@ -151,6 +151,23 @@ PASSED_ON = moe_mla.PASSED_ON | frozenset(
 )
 """Options whose value is passed on to the field that they name, and that is all it takes."""
 
+PASSED_ON_WITH_CUDA = frozenset(
+    [
+        "exp_avg_dtype",
+        "exp_avg_sq_dtype",
+        "main_grads_dtype",
+        "main_params_dtype",
+        "optimizer_cpu_offload",
+        "optimizer_offload_fraction",
+        "overlap_cpu_optimizer_d2h_h2d",
+        "pin_cpu_grads",
+        "pin_cpu_params",
+        "use_precision_aware_optimizer",
+        "use_torch_optimizer_for_cpu_offload",
+    ]
+)
+"""The same, of the parts of Megatron's optimizer that exist for GPUs alone. (None of them has been run yet.)"""
+
 _NOT_A_FIELD_OF_OURS = ("Callable", "ContextManager", "RecipeConfig")
 """Types of fields that colloid fills itself: they cannot be written on a command line."""
 
@@ -193,7 +210,7 @@ def _option(row: dict[str, str]) -> Option | None:
     built, at_run = None, False
     if dest in USED:
         built, at_run = USED[dest], True
-    elif dest not in PASSED_ON:
+    elif dest not in PASSED_ON | PASSED_ON_WITH_CUDA:
         built, at_run = (), True
     listed = "list[" in kind_text.lower() and row["group"] == "field"
     return Option(

@@ -21,7 +21,8 @@ def resolve_run_directory(args: Args) -> None:
     name, load, resume = args.run_name, args.load, args.resume_from
     if name is not None and not re.fullmatch(r"[\w.+=@,-]+", name):
         raise ConfigError(f"--run-name {name!r}: letters, digits and ._+=@,- are allowed")
-    if name is None and load is not None and os.path.basename(os.path.normpath(load)) == CHECKPOINTS:
+    goes_on = load is not None and not args.finetune and os.path.basename(os.path.normpath(load)) == CHECKPOINTS
+    if name is None and goes_on:
         args.run_dir = os.path.dirname(os.path.normpath(load)) or "."
         args.run_name = os.path.basename(os.path.abspath(args.run_dir))
     else:

@@ -128,11 +128,11 @@ def micro_batch_bounds(args: Any) -> Bounds:
     """The bounds of a micro-batch. The ranks of context parallelism share its tokens, so their budgets add up."""
     context = args.context_parallel_size
     chunk = 2 * context if context > 1 else 1
-    # A pack is padded to a multiple of this; so it still fits when it is full.
+    # A pack is padded to a multiple of this; so it still fits when it is full. Less than one unit holds no two samples.
     unit = math.lcm(chunk, context * args.tensor_model_parallel_size if args.sequence_parallel else 1)
 
     def budget(tokens: int | None) -> int | None:
-        return None if tokens is None else max(tokens * context // unit, 1) * unit
+        return None if tokens is None else tokens * context // unit * unit or 1
 
     return Bounds(
         micro_batch_size=None if args.use_dynamic_batch_size else args.micro_batch_size,

@@ -88,7 +88,7 @@ def make_plan(
         missing -= set(names[name].hf_names)
         items.append(Item(name, tuple(found[index] for index in sorted(found))))
     if missing or incomplete:
-        raise ConfigError(f"the ranks do not hold the whole model: no rank has {some(sorted(missing) + incomplete)}")
+        raise ConfigError(f"the ranks do not hold the whole model: no rank has {some(incomplete + sorted(missing))}")
     rounds: list[list[Item]] = []
     size = 0
     for item in items:

@@ -48,7 +48,7 @@ def start_training(directory: Path, *arguments: object, entry: str = "train.py")
         )
 
 
-def run_training(directory: Path, *arguments: object, timeout: float = 240, entry: str = "train.py") -> Ended:
+def run_training(directory: Path, *arguments: object, timeout: float = 500, entry: str = "train.py") -> Ended:
     """Runs `python train.py arguments` in `directory` to its end; on a timeout its process group is killed."""
     output = directory / "output.txt"
     before = output.stat().st_size if output.exists() else 0

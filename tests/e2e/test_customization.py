@@ -14,7 +14,7 @@ def _example(heading: str) -> str:
     return re.search(rf"## {heading}\n.*?```python\n(.*?)```", page, re.DOTALL).group(1)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_generation_reward_and_filter_of_ones_own(tmp_path, tiny_model_dir):
     (tmp_path / "my_generate.py").write_text(_example("Generation"))
     (tmp_path / "my_reward.py").write_text(_example("Reward"))

@@ -6,7 +6,7 @@ import pytest
 
 from tests.e2e.running import metrics_of, run_training, tiny_arguments, write_sums
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 OPTIONS = [
     *("--num-rollout", 2, "--num-steps-per-rollout", 2, "--use-kl-loss", "--kl-loss-coef", 0.1),

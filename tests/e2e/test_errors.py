@@ -15,7 +15,7 @@ def data(tmp_path):
 
 
 def _refused(tmp_path, *arguments, code: int = 2) -> str:
-    ended = run_training(tmp_path, *arguments, timeout=90)
+    ended = run_training(tmp_path, *arguments, timeout=400)
     assert ended.code == code, ended.output
     assert "\nerror: " in "\n" + ended.output
     return ended.output.split("error: ", 1)[1]
@@ -102,7 +102,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(disk)], check=True, timeout=30)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_full_disk_ends_the_run_and_leaves_the_last_good_checkpoint(tmp_path, small_disk, tiny_model_dir, data):
     output = _refused(
         tmp_path,

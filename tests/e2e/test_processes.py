@@ -16,13 +16,13 @@ RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 def _wait_for_metrics(run_dir: Path, process, output: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 400
     while not (run_dir / "metrics.jsonl").exists() or not (run_dir / "metrics.jsonl").read_text():
         assert process.poll() is None and time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_all_processes_listen_on_loopback_and_die_with_a_killed_driver(tmp_path, tiny_model_dir):
     data = write_sums(tmp_path / "data.jsonl", 16)
     arguments = tiny_arguments(tiny_model_dir("qwen3"), data)
@@ -43,12 +43,12 @@ def test_all_processes_listen_on_loopback_and_die_with_a_killed_driver(tmp_path,
         os.kill(process.pid, signal.SIGKILL)
         process.wait(30)
     own = [member for member in family if member.pid not in agents]
-    _, alive = psutil.wait_procs(own, timeout=30)
+    _, alive = psutil.wait_procs(own, timeout=120)
     alive = [member for member in alive if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_a_trainer_that_is_killed_ends_the_run_by_name(tmp_path, tiny_model_dir):
     data = write_sums(tmp_path / "data.jsonl", 16)
     arguments = tiny_arguments(tiny_model_dir("qwen3"), data)
@@ -58,7 +58,7 @@ def test_a_trainer_that_is_killed_ends_the_run_by_name(tmp_path, tiny_model_dir)
         family = psutil.Process(process.pid).children(recursive=True)
         (trainer,) = [member for member in family if member.name().startswith("ray::TrainWor")]
         trainer.kill()
-        assert process.wait(90) == 1
+        assert process.wait(300) == 1
     finally:
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)

@@ -173,7 +173,7 @@ def four_ranks(parts, exports, four_ranks_directory, tmp_path_factory) -> list[d
         "experts": {"model": parts["qwen3_moe"], "options": experts},
     }
     given = {"exports": exports, "saves": saves, "place": four_ranks_directory}
-    return run_ranks(reshard_cases.four_ranks, 4, tmp_path_factory.mktemp("ranks"), timeout=150.0, **given)
+    return run_ranks(reshard_cases.four_ranks, 4, tmp_path_factory.mktemp("ranks"), timeout=600.0, **given)
 
 
 @pytest.fixture(scope="session")

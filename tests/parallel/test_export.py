@@ -11,7 +11,7 @@ from colloid.weights.hf_loader import HFCheckpoint
 from colloid.weights.tensor_transport import checksum
 from tests.parallel.reshard_cases import BUFFER
 
-pytestmark = pytest.mark.timeout(300)  # The first test waits for all ranks.
+pytestmark = pytest.mark.timeout(900)  # The first test waits for all ranks.
 
 EXPORTS = ("tensor 2, pipeline 2, tied", "expert 2", "tensor 2, pipeline 2, expert 2", "pipeline 2, interleaved")
 

@@ -17,7 +17,7 @@ from tests.parallel import family_cases
 from tests.parallel.family_models import EXPERTS, FAMILIES, hf_model, make_family
 from tests.parallel.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(260)
+pytestmark = pytest.mark.timeout(900)
 TOLERANCE = 1e-5
 DENSE = ["llama3", "qwen2", "qwen3", "glm4"]
 SPARSE = ["qwen3_moe", "glm4_moe", "deepseek_v3", "moonlight", "glm4_moe_lite"]
@@ -62,7 +62,7 @@ def checkpoints(family_models):
 def one_rank_families(family_models, tmp_path_factory) -> list[dict[str, Any]]:
     runs = {name: {"model": path} for name, path in family_models.items()}
     runs["bf16"] = {"model": family_models[BF16], "options": {"bf16": True}}
-    return run_ranks(family_cases.outputs, 1, tmp_path_factory.mktemp("one"), timeout=120, runs=runs)
+    return run_ranks(family_cases.outputs, 1, tmp_path_factory.mktemp("one"), timeout=600, runs=runs)
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +71,7 @@ def two_ranks_families(family_models, tmp_path_factory) -> list[dict[str, Any]]:
         f"{layout}: {name}": {"model": family_models[name], "options": LAYOUTS[layout][1]}
         for layout, name in ON_TWO_RANKS
     }
-    return run_ranks(family_cases.outputs, 2, tmp_path_factory.mktemp("two"), timeout=240, runs=runs)
+    return run_ranks(family_cases.outputs, 2, tmp_path_factory.mktemp("two"), timeout=600, runs=runs)
 
 
 def check(ranks: list[dict[str, Any]], logits: torch.Tensor, gradients: Any, tensors: dict[str, torch.Tensor]) -> None:

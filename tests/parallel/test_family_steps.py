@@ -11,7 +11,7 @@ from tests.parallel.engine import embedded_engines
 from tests.parallel.family_models import VOCAB, make_family
 from tests.parallel.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(260)
+pytestmark = pytest.mark.timeout(900)
 NAMES = ["llama3", "qwen3_moe", "glm4", "glm4_moe", "deepseek_v3", "moonlight", "glm4_moe_lite"]
 
 
@@ -25,7 +25,7 @@ def steps(tmp_path_factory) -> dict[str, Any]:
             name: ("sync_with_engine", {"model": models[name], "url": urls[name], "rounds": 2, "vocab": VOCAB})
             for name in NAMES
         }
-        return run_ranks(cases.several, 1, tmp_path_factory.mktemp("steps"), timeout=180, calls=calls)[0]
+        return run_ranks(cases.several, 1, tmp_path_factory.mktemp("steps"), timeout=600, calls=calls)[0]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -11,7 +11,7 @@ from tests.parallel.family_models import VOCAB, make_family
 from tests.parallel.layouts import BATCHES, run_layouts
 from tests.parallel.ranks import run_ranks
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(900)
 
 TP = {"tensor_model_parallel_size": 2}
 SP = {"sequence_parallel": True}
@@ -98,7 +98,7 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
     half = {"model": model, "options": options | HALF, "batches": ["2 samples"], "rollout": {}, "policy_losses": []}
     waves += [[("bfloat16", 4, half)]]
     waves += [mixtures[0:2], mixtures[2:4], mixtures[4:5], mixtures[5:6]]
-    return run_ranks(run_layouts, 4, tmp_path_factory.mktemp("layouts"), timeout=200, waves=waves)
+    return run_ranks(run_layouts, 4, tmp_path_factory.mktemp("layouts"), timeout=600, waves=waves)
 
 
 @pytest.fixture(scope="module")

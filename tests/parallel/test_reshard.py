@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)  # The first test waits for all ranks.
+pytestmark = pytest.mark.timeout(900)  # The first test waits for all ranks.
 
 RESUMED = [
     ("plain", "two_ranks_resumed"),

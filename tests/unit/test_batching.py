@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colloid.config import parse
@@ -24,6 +24,7 @@ def plan(text: str):
     context=st.sampled_from([1, 2, 4]),
     tensor=st.sampled_from([1, 2, 4]),
 )
+@example(lengths=np.asarray([1, 1]), budget=1, context=1, tensor=2)
 @settings(deadline=None, max_examples=60)
 def test_a_rank_never_has_more_tokens_than_its_budget_padding_included(lengths, budget, context, tensor):
     sizes = f"--context-parallel-size {context} --tensor-model-parallel-size {tensor} --sequence-parallel"

@@ -82,3 +82,9 @@ def test_checkpoint_without_a_model_is_an_error_that_says_what_is_missing(place)
             ConfigError, match=f"{option} old/iter_0000001 holds no model in Megatron's torch_dist format"
         ):
             run(option, "old")
+
+
+def test_run_from_the_weights_of_another_has_a_directory_of_its_own(place):
+    of_a_run(place / "outputs" / "first" / "checkpoints", 3)
+    assert run("--load", "outputs/first/checkpoints").run_dir == "outputs/first"
+    assert run("--load", "outputs/first/checkpoints", "--finetune").run_dir != "outputs/first"

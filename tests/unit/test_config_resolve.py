@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from colloid.config import derive, parse, resolve_num_rollout
 from colloid.config.args import REDACTED, Args, redacted
 from colloid.config.checks import not_supported
+from colloid.config.megatron import optimizer_fields
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
 
@@ -112,6 +113,15 @@ def test_with_cuda_and_nothing_said_all_devices_are_shared(monkeypatch):
         "nccl",
         "transformer_engine",
     )
+
+
+def test_parts_of_the_optimizer_that_need_cuda_are_refused_without_it(monkeypatch, tiny_model_dir):
+    argv = ["--hf-checkpoint", str(tiny_model_dir()), "--optimizer-cpu-offload", "--exp-avg-dtype", "bfloat16"]
+    with pytest.raises(ConfigError, match=r"--exp-avg-dtype, --optimizer-cpu-offload: for CUDA alone"):
+        parse(argv)
+    monkeypatch.setattr(derive, "num_cuda_devices", lambda: 1)
+    fields = optimizer_fields(parse([*argv, "--dry-run"]))
+    assert (fields["optimizer_cpu_offload"], fields["exp_avg_dtype"]) == (True, "bfloat16")
 
 
 def test_defaults_of_a_short_command():

@@ -10,7 +10,7 @@ from megatron.core.transformer.transformer_config import MLATransformerConfig, T
 
 from colloid.config.megatron import transformer_fields
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def transformer_config(args: Any) -> TransformerConfig:

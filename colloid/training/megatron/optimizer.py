@@ -28,6 +28,7 @@ def build_optimizer(args: Any, chunks: list[DistributedDataParallel]) -> Megatro
             "overlap_param_gather": ddp.overlap_param_gather,
         }
     )
+    fields |= {name: DTYPES[value] for name, value in fields.items() if isinstance(value, str) and value in DTYPES}
     optimizer = get_megatron_optimizer(OptimizerConfig(**fields), chunks)
     chunks[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer
