@@ -117,8 +117,8 @@ def _start(args: Args) -> str | None:
         if os.path.isdir(os.path.join(args.resume_from, "critic")):
             return None
         return (
-            f"--load: {args.resume_from} has no critic: its run was not one of --advantage-estimator ppo. To start from "
-            "its policy, make it a Hugging Face directory with tools/convert_torch_dist_to_hf.py"
+            f"--load: {args.resume_from} has no critic: its run was not one of --advantage-estimator ppo. To start "
+            "from its policy, make it a Hugging Face directory with tools/convert_torch_dist_to_hf.py"
         )
     if args.init_checkpoint and is_torch_dist(args.init_checkpoint):
         return (
