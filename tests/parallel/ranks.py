@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 
-def run_ranks(case: Callable[..., Any], world_size: int, directory: Path, timeout: float = 400.0, **inputs: Any) -> list:
+def run_ranks(
+    case: Callable[..., Any], world_size: int, directory: Path, timeout: float = 400.0, **inputs: Any
+) -> list:
     """`case(rank, world_size, init_method, **inputs)` on each rank; returns what each rank returned.
 
     Args:
