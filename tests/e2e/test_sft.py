@@ -90,16 +90,3 @@ def test_without_evaluation_there_are_no_engines(tmp_path, tiny_model_dir):
     assert resumed.code == 0, resumed.output
     first, second = (metrics_of(tmp_path / "outputs" / name) for name in ("whole", "resumed"))
     assert len(first) == 4 and first[2:] == second, "two rollouts an epoch; a resume goes on where it was"
-
-
-@pytest.mark.timeout(60)
-def test_a_row_that_cannot_be_trained_is_named(tmp_path, tiny_model_dir):
-    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
-    data = write_rows(tmp_path / "data.jsonl", [*rows, {"messages": [{"role": "user", "content": "a"}]}])
-    ended = run_training(
-        tmp_path,
-        *("--hf-checkpoint", tiny_model_dir("qwen3", hidden=32, layers=1), "--prompt-data", data),
-        *("--input-key", "messages", "--loss-type", "sft_loss", "--rollout-batch-size", 1, "--run-name", "run"),
-    )
-    assert ended.code != 0
-    assert "data.jsonl:2: no message of the assistant's is to be trained" in ended.output
