@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import colloid.training.megatron  # noqa: F401  (it must come before megatron.core, in whatever process)
 from colloid.config import parse
 from colloid.config.megatron import PASSED_ON, ddp_fields, optimizer_fields, transformer_fields
 from colloid.config.tables import tables

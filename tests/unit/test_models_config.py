@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import colloid.training.megatron  # noqa: F401  (it must come before megatron.core, in whatever process)
 from colloid.config import parse
 from colloid.config.megatron import transformer_fields
 from colloid.errors import ConfigError
