@@ -16,6 +16,8 @@ class HookKind:
         is_class: a class is expected; its forms are those of its constructor.
         runs: "async": a coroutine function (or, in a thread, a plain one); "sync": a plain function; "both".
         methods: what a class must have.
+        class_methods: what makes a class one of the forms, beside functions.
+        keywords: a function with a parameter of one of these names is called by keywords alone.
     """
 
     option: str
@@ -24,6 +26,8 @@ class HookKind:
     is_class: bool = False
     runs: str = "sync"
     methods: tuple[str, ...] = ()
+    class_methods: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -54,7 +58,12 @@ KINDS: dict[str, HookKind] = {
         runs="async",
     ),
     "custom_rm": HookKind(
-        "--custom-rm-path", _names("CustomRewardModel reward_func custom_rm"), _forms("args sample"), runs="both"
+        "--custom-rm-path",
+        _names("CustomRewardModel reward_func custom_rm"),
+        _forms("args sample", "args samples", "prompts responses"),
+        runs="both",
+        class_methods=("compute_reward",),
+        keywords=("responses", "completions"),
     ),
     "custom_reward_post_process": HookKind(
         "--custom-reward-post-process-path", _names("custom_reward_post_process post_process"), _forms("args samples")

@@ -122,15 +122,28 @@ def load_hook(path: str, kind: str) -> Hook:
     row = KINDS[kind]
     target = _find(path, row)
     if inspect.isclass(target):
-        raise HookError(f"{row.option} {path}: classes are not supported yet; give a function of {_signature(row)}")
+        raise HookError(f"{row.option} {path} is a class; give a function of {_signature(row)}")
     if not callable(target):
         raise HookError(f"{row.option} {path} is no function: {target!r}")
     hook = Hook(path, row, target)
-    if not any(_accepts(target, form) for form in row.forms):
+    if not _callable_as(target, row):
         raise HookError(f"{hook.name} cannot be called as {_signature(row)}: it is {_shown(target)}")
     if row.runs == "sync" and hook._coroutine:
         raise HookError(f"{hook.name} must be a plain function, not `async def`")
     return hook
+
+
+def load_hook_or_class(path: str, kind: str) -> Hook | type:
+    """The function that `path` names, or the class, where this kind has a form that is one; like `load_hook`."""
+    row = KINDS[kind]
+    target = _find(path, row)
+    if not inspect.isclass(target):
+        return load_hook(path, kind)
+    missing = [name for name in row.class_methods if not callable(getattr(target, name, None))]
+    if missing or not row.class_methods:
+        what = f"the class lacks the method {', '.join(missing)}" if missing else "a function is expected, not a class"
+        raise HookError(f"{row.option} {path}: {what}")
+    return target
 
 
 def load_class(path: str, kind: str) -> type:
@@ -226,6 +239,7 @@ def _choose(module: ModuleType, path: str, row: HookKind) -> Any:
             return getattr(module, name)
     fitting = {name: item for name, item in defined.items() if _fits(item, row)}
     named = {name: item for name, item in fitting.items() if any(_same_names(item, form) for form in row.forms)}
+    named |= {name: item for name, item in fitting.items() if set(row.keywords) & set(_parameters(item))}
     for group in (fitting, named):
         if len(group) == 1:
             return next(iter(group.values()))
@@ -248,13 +262,19 @@ def _defined(module: ModuleType) -> dict[str, Any]:
 
 
 def _fits(item: Any, row: HookKind) -> bool:
+    if inspect.isclass(item) and row.class_methods:
+        return all(callable(getattr(item, name, None)) for name in row.class_methods)
     if inspect.isclass(item) != row.is_class:
         return False
     if row.is_class:
         return all(callable(getattr(item, name, None)) for name in row.methods)
     if (row.runs == "async") != inspect.iscoroutinefunction(item) and row.runs != "both":
         return False
-    return any(_accepts(item, form) for form in row.forms)
+    return _callable_as(item, row)
+
+
+def _callable_as(target: Callable[..., Any], row: HookKind) -> bool:
+    return any(_accepts(target, form) for form in row.forms) or bool(set(row.keywords) & set(_parameters(target)))
 
 
 def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
