@@ -14,9 +14,10 @@ from typing import Any
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestScope
+from colloid.rollout.custom_generate import GenerateFunction, next_turn_seed
 from colloid.rollout.grading import Grader
 from colloid.rollout.options import SamplingOptions
-from colloid.rollout.runner import GenerateFunction, GroupRunner, next_turn_seed
+from colloid.rollout.runner import GroupRunner
 
 
 @dataclass(frozen=True)

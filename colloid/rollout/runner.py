@@ -7,7 +7,6 @@ sample of a rollout failed, `check_not_all_failed` ends the run with the first r
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import traceback
 from collections.abc import Awaitable, Callable, Iterable
@@ -17,25 +16,13 @@ from colloid.data.sample import Sample, Status
 from colloid.data.source import Group, is_finished
 from colloid.errors import DeadlineExceeded, EngineError, HookError
 from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused, RequestScope
+from colloid.rollout.custom_generate import CustomGenerate, GenerateFunction
 from colloid.rollout.generate_sample import ensure_prompt_tokens, generate_sample
 from colloid.rollout.grading import Grader
-from colloid.rollout.options import SamplingOptions, request_seed
-
-GenerateFunction = Callable[..., Awaitable[Any]]
-"""`(sample, sampling_params, evaluation=…) -> Sample or list of Samples`."""
+from colloid.rollout.options import SamplingOptions
 
 GENERATION = "generation"
 """Names the built-in generation where a failure is recorded."""
-CUSTOM_DEADLINE = 1800.0
-"""Seconds in which neither the user's generate function nor any request of the run has moved."""
-
-_TURN_SEEDS: contextvars.ContextVar[Callable[[], int] | None] = contextvars.ContextVar("colloid_turns", default=None)
-
-
-def next_turn_seed() -> int | None:
-    """The sampling seed of the next request of the sample that is being generated; None outside of one."""
-    seeds = _TURN_SEEDS.get()
-    return None if seeds is None else seeds()
 
 
 class GroupRunner:
@@ -68,8 +55,7 @@ class GroupRunner:
         self._scope = scope
         self._rollout_id = rollout_id
         self._custom_generate = custom_generate
-        self._load_generate = load_generate
-        self._evaluation = evaluation
+        self._custom = CustomGenerate(client, sampling, load_generate, rollout_id=rollout_id, evaluation=evaluation)
         self._reward_key = reward_key
         self._grading: set[asyncio.Task] = set()
 
@@ -99,7 +85,7 @@ class GroupRunner:
             if path is None:
                 await generate_sample(sample, self._client, self._tokenizer, self._sampling, params)
             else:
-                samples = await self._custom(path, sample, params)
+                samples = await self._custom.one(path, sample, params)
         except RequestAborted:
             sample.status = Status.ABORTED
             return [sample]
@@ -115,44 +101,6 @@ class GroupRunner:
             return [sample]
         await gather_or_cancel(*(self._grade(one) for one in samples))
         return samples
-
-    async def _custom(self, path: str, sample: Sample, params: dict[str, Any]) -> list[Sample]:
-        turn = -1
-
-        def seeds() -> int:
-            nonlocal turn
-            turn += 1
-            return request_seed(self._sampling.seed, self._rollout_id, sample.index or 0, turn)
-
-        token = _TURN_SEEDS.set(seeds)
-        try:
-            call = self._load_generate(path)(sample, params, evaluation=self._evaluation)
-            result = await self._while_progress(call, f"sample {sample.index}")
-        finally:
-            _TURN_SEEDS.reset(token)
-        samples = result if isinstance(result, list) else [result]
-        if not samples or not all(isinstance(one, Sample) for one in samples):
-            raise HookError(f"it must return a Sample or a list of Samples, and returned {result!r:.200}")
-        for one in samples:
-            if len(samples) > 1 and one.rollout_id is None:
-                one.rollout_id = sample.index
-            _check_custom(one)
-        return samples
-
-    async def _while_progress(self, call: Awaitable[Any], name: str) -> Any:
-        """The result of a user's coroutine, which is given up where nothing at all has moved for too long."""
-        clock = asyncio.get_running_loop().time
-        started = clock()
-        task = asyncio.ensure_future(call)
-        try:
-            while not task.done():
-                silent = clock() - max(started, self._client.last_progress)
-                if silent > CUSTOM_DEADLINE:
-                    raise TimeoutError(f"{name}: nothing moved for {silent:.0f} s, it is given up")
-                await asyncio.wait({task}, timeout=CUSTOM_DEADLINE - silent + 0.01)
-            return task.result()
-        finally:
-            task.cancel()
 
     async def _grade(self, sample: Sample) -> None:
         if self._scope.aborted or sample.status in (Status.ABORTED, Status.PENDING):
@@ -193,23 +141,3 @@ def check_not_all_failed(samples: Iterable[Sample], what: str) -> int:
         kind = EngineError if reason.startswith(GENERATION) else HookError
         raise kind(f"all {len(samples)} samples of {what} FAILED. The first (sample {failed[0].index}): {reason}")
     return len(failed)
-
-
-def _check_custom(sample: Sample) -> None:
-    """What the arrays of a sample that a user's function filled must be like for training."""
-    if sample.status is Status.FAILED:
-        return
-    if sample.response_length and len(sample.tokens) < sample.response_length:
-        raise HookError(
-            f"sample {sample.index} has response_length {sample.response_length} and only {len(sample.tokens)} tokens: "
-            "tokens must hold the prompt's ids and then the response's"
-        )
-    for name in ("loss_mask", "rollout_log_probs"):
-        values = getattr(sample, name)
-        if values is not None and len(values) != sample.response_length:
-            raise HookError(
-                f"sample {sample.index} has {len(values)} entries in {name} for {sample.response_length} response "
-                "tokens: append all of them together, with sample.append_response_tokens"
-            )
-    if sample.status is Status.PENDING:
-        sample.status = Status.COMPLETED
