@@ -81,7 +81,7 @@ def conversation(
     if not getattr(tokenizer, "is_fast", False):
         raise DataError("SFT needs a fast tokenizer (tokenizer.json): it says where in the text each token lies")
     render = _Renderer(messages, tokenizer, tools, template_kwargs)
-    ends = _end_tokens(tokenizer, end_ids)
+    ends = end_tokens(tokenizer, end_ids)
     text, spans = render.whole, []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -196,7 +196,7 @@ def _with_end_token(render: _Renderer, index: int, start: int, end: int, ends: l
     return end if following is None else end + len(following)
 
 
-def _end_tokens(tokenizer: Any, end_ids: Sequence[int]) -> list[str]:
+def end_tokens(tokenizer: Any, end_ids: Sequence[int]) -> list[str]:
     """Texts of the tokens that end a turn, the longest first."""
     ids = {*end_ids, *([tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else [])}
     names = {tokenizer.convert_ids_to_tokens(one) for one in ids}
