@@ -120,12 +120,13 @@ class Sample:
         self.status = Status.PENDING
 
     def get_reward_value(self, key: str | None = None) -> float:
-        """The reward as a number; `key` picks one of a dict reward.
+        """The reward as a number; `key` picks one of a dict reward, None: `score`, where it has that.
 
         Raises:
             ValueError: there is no reward, or it is a dict and `key` names none of its entries.
         """
         if isinstance(self.reward, dict):
+            key = reward_entry(self.reward, key)
             if key not in self.reward:
                 raise ValueError(
                     f"sample {self.index}: the reward has the keys {sorted(self.reward)}, "
@@ -150,6 +151,11 @@ class Sample:
         if unknown:
             raise ValueError(f"unknown Sample fields {unknown}")
         return cls(**{**data, "status": Status(data.get("status", Status.PENDING))})
+
+
+def reward_entry(reward: dict[str, Any], key: str | None) -> str | None:
+    """The key of a dict reward that is trained on: the given one, else `score` where there is one."""
+    return "score" if key is None and "score" in reward else key
 
 
 def _version(value: int | str | None) -> int:

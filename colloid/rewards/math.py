@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from typing import Any
 
 _NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,6})?"
 _PLAIN_NUMBER = re.compile(_NUMBER)
@@ -42,6 +43,11 @@ def _only_candidate(text: str) -> str | None:
     rest = _LONE_NUMBER.sub(" ", text)
     plain = len(numbers) == 1 and not any(c.isnumeric() or c in "+-*/=^%×÷()" for c in rest)
     return numbers[0] if plain and not re.search(r"(?i)percent|pct", rest) else None
+
+
+def grade(response: str, label: Any, metadata: dict[str, Any] | None = None) -> float:
+    """`verify`, as the registry calls it."""
+    return verify(response, str(label))
 
 
 def verify(response: str, label: str) -> float:

@@ -44,6 +44,10 @@ class GradingFailed(Exception):
         self.traceback = traceback
 
 
+class TookTooLong(GradingFailed):
+    """The call did not end within its time."""
+
+
 class _WorkerGone(Exception):
     """The worker was killed or died while it had other tasks too; this one may be innocent."""
 
@@ -93,6 +97,7 @@ class WorkerPool:
         self.size = size
         self.tasks_per_worker = tasks_per_worker
         self.num_killed = 0
+        self._closed = False
         setup = {"path": list(sys.path), "shared": pickle.dumps(shared or {}), "preload": preload}
         self._setup = pickle.dumps(setup)
         self._workers: list[_Worker] = []
@@ -115,7 +120,8 @@ class WorkerPool:
                 raise GradingFailed(str(error)) from error
 
     async def close(self) -> None:
-        """Kills all workers; calls that still run fail."""
+        """Kills all workers; calls that still run, and later ones, fail."""
+        self._closed = True
         calls = list(self._calls)
         workers = list(self._workers)
         for worker in workers:
@@ -125,6 +131,8 @@ class WorkerPool:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
+        if self._closed:
+            raise GradingFailed("the pool was closed")
         worker = await self._place(alone)
         task_id, self._next_id = self._next_id, self._next_id + 1
         loop = asyncio.get_running_loop()
@@ -146,7 +154,7 @@ class WorkerPool:
         except asyncio.TimeoutError:
             message = f"{target} took longer than {timeout:g} s; its worker was killed"
             self._kill(worker, message, culprit=task_id)
-            raise (GradingFailed if alone else _WorkerGone)(message) from None
+            raise (TookTooLong if alone else _WorkerGone)(message) from None
         finally:
             worker.tasks.pop(task_id, None)
             call.fail(GradingFailed("the call has ended"))  # Nobody waits for what is still open.
@@ -213,7 +221,7 @@ class WorkerPool:
         if "error" in answer:
             future.set_exception(GradingFailed(answer["error"], answer["traceback"]))
         elif "timeout" in answer:
-            future.set_exception(GradingFailed("the call took longer than its time limit"))
+            future.set_exception(TookTooLong("the call took longer than its time limit"))
         else:
             future.set_result(answer.get("result"))
 

@@ -1,0 +1,90 @@
+"""`remote_rm`: a reward server that takes one sample as JSON and answers with its reward.
+
+POST `--rm-url` with `{"prompt", "response", "label", "metadata"}`; the answer is a number, or an object with numbers
+(`--reward-key` picks one; without it `score`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from colloid.rewards.pool import GradingFailed
+
+MAX_CONCURRENT = 64
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0
+"""Seconds before a repeat: doubled each time."""
+_RETRIED = (408, 425, 429)
+
+
+@dataclass
+class RemoteReward:
+    """The client of one reward server. Used from one event loop.
+
+    Attributes:
+        deadline: seconds for one sample, repeats and pauses included.
+        attempt_timeout: seconds for one request.
+    """
+
+    url: str
+    deadline: float = 180.0
+    attempt_timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        self._session: aiohttp.ClientSession | None = None
+        self._places = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def reward(self, prompt: Any, response: str, label: Any, metadata: dict[str, Any]) -> Any:
+        """A number or a dict, as the server answers.
+
+        Raises:
+            GradingFailed: no answer within the deadline, or one that is no reward; says which.
+        """
+        payload = {"prompt": prompt, "response": response, "label": label, "metadata": metadata}
+        async with self._places:
+            try:
+                return await asyncio.wait_for(self._repeated(payload), self.deadline)
+            except asyncio.TimeoutError:
+                raise GradingFailed(f"--rm-url {self.url} did not answer within {self.deadline:g} s") from None
+
+    async def close(self) -> None:
+        """Ends the connections."""
+        if self._session is not None:
+            await self._session.close()
+
+    async def _repeated(self, payload: dict[str, Any]) -> Any:
+        clock = asyncio.get_running_loop().time
+        end, pause = clock() + self.deadline, FIRST_PAUSE
+        while True:
+            try:
+                return await self._once(payload)
+            except (aiohttp.ClientConnectionError, asyncio.TimeoutError, _TryAgain) as error:
+                wait = pause * (1 + random.random())
+                if clock() + wait >= end:
+                    reason = str(error) or f"no answer within {self.attempt_timeout:g} s"
+                    raise GradingFailed(f"--rm-url {self.url} failed for {self.deadline:g} s: {reason}") from error
+                await asyncio.sleep(wait)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _once(self, payload: dict[str, Any]) -> Any:
+        if self._session is None:
+            self._session = aiohttp.ClientSession()
+        timeout = aiohttp.ClientTimeout(total=self.attempt_timeout)
+        async with self._session.post(self.url, json=payload, timeout=timeout) as answer:
+            text = await answer.text()
+            if answer.status >= 500 or answer.status in _RETRIED:
+                raise _TryAgain(f"status {answer.status}: {text[:200]}")
+            if answer.status != 200:
+                raise GradingFailed(f"--rm-url {self.url} answered with status {answer.status}: {text[:200]}")
+            try:
+                return await answer.json(content_type=None)
+            except ValueError as error:
+                raise GradingFailed(f"--rm-url {self.url} did not answer with JSON: {text[:200]!r}") from error
+
+
+class _TryAgain(Exception):
+    """The server says that it cannot answer now."""
