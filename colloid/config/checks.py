@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, megatron, roles, sft, sglang
+from colloid.config import algorithm, debug, layout, megatron, rewards, roles, sampling, sft, sglang
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
+from colloid.config.prompt_files import parse_prompt_files, unreadable
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
 from colloid.models import families
@@ -87,41 +88,54 @@ def _entry(args: Args) -> str | None:
 
 
 def _prompt_data(args: Args) -> str | None:
-    if args.debug_train_only or (args.prompt_data is None and "data_source_path" in args.given):
+    if args.debug_train_only or not args.rollout_global_dataset:
+        return None
+    if args.prompt_data is None and "data_source_path" in args.given:
         return None
     if args.prompt_data is None:
-        return "no prompts: give a JSONL file with --prompt-data FILE"
-    return _file("--prompt-data", args.prompt_data)
+        return "no prompts: give a file with --prompt-data FILE"
+    return _first_unreadable("--prompt-data", args.prompt_data)
 
 
 def _eval_data(args: Args) -> str | None:
-    for _, path in args.eval_prompt_data:
-        if text := _file("--eval-prompt-data", path):
-            return text
+    return _first_unreadable("--eval-prompt-data", [path for _, path in args.eval_prompt_data])
+
+
+def _first_unreadable(option: str, names: list[str]) -> str | None:
+    files = parse_prompt_files(names, option)
+    return next((text for file in files if (text := unreadable(file, option))), None)
+
+
+def _data(args: Args) -> str | None:
+    files, weights = args.prompt_data or [], args.prompt_data_weights
+    parse_prompt_files(files)
+    if weights is not None and len(weights) != len(files):
+        return f"--prompt-data-weights has {len(weights)} values for {len(files)} files of --prompt-data; give one each"
+    if weights is not None and min(weights) == 0:
+        return "--prompt-data-weights: a file of weight 0 is never read; leave it out of --prompt-data"
+    if args.num_data_workers > 64:
+        return f"--num-data-workers {args.num_data_workers}: at most 64 are of use; take about the number of free cores"
     return None
-
-
-def _file(option: str, path: str) -> str | None:
-    if os.path.isfile(path):
-        return None
-    if os.path.isdir(path):
-        return f"{option} {path} is a directory; give a JSONL file"
-    return f"{option} {path}: there is no such file (looked for {os.path.abspath(path)})"
 
 
 def _hook_files(args: Args) -> str | None:
     for dest in (
         "custom_rm_path",
+        "custom_reward_post_process_path",
         "custom_generate_function_path",
         "dynamic_sampling_filter_path",
         "buffer_filter_path",
+        "rollout_sample_filter_path",
+        "rollout_all_samples_process_path",
+        "custom_convert_samples_to_train_data_path",
         "custom_advantage_function_path",
         "custom_tis_function_path",
     ):
-        path = getattr(args, dest)
-        file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
-        if file.endswith(".py") and not os.path.isfile(file):
-            return f"{tables().by_dest[dest][0].flag} {path}: there is no file {os.path.abspath(file)}"
+        given = getattr(args, dest)
+        for path in given if isinstance(given, list) else [given or ""]:
+            file = path.partition(".py:")[0] + (".py" if ".py:" in path else "")
+            if file.endswith(".py") and not os.path.isfile(file):
+                return f"{tables().by_dest[dest][0].flag} {path}: there is no file {os.path.abspath(file)}"
     return None
 
 
@@ -233,7 +247,10 @@ RULES: tuple[Rule, ...] = (
     *algorithm.RULES,
     *sft.RULES,
     *roles.RULES,
+    *sampling.RULES,
+    *rewards.RULES,
     _set_by_colloid,
+    _data,
     _context,
     _greedy,
     _over_sampling,

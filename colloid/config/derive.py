@@ -175,8 +175,9 @@ def resolve_num_rollout(args: Args, dataset_length: int) -> int:
     if args.num_rollout is None:
         total = args.num_epoch * dataset_length
         if total < args.rollout_batch_size:
+            data = " ".join(args.prompt_data or ["the data source"])
             raise ConfigError(
-                f"{args.prompt_data} has {dataset_length} prompts: {args.num_epoch} × {dataset_length} is less than "
+                f"{data} has {dataset_length} prompts: {args.num_epoch} × {dataset_length} is less than "
                 f"one --rollout-batch-size {args.rollout_batch_size}. Lower it, or raise --num-epoch"
             )
         args.num_rollout = total // args.rollout_batch_size

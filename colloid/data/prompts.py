@@ -1,7 +1,7 @@
-"""Prompts from JSONL files: read, checked, rendered by the chat template, tokenised, filtered by length.
+"""Prompts from data files: read, checked, rendered by the chat template, tokenised, filtered by length.
 
-A row that cannot be used is a `DataError` with file and line. A prompt that is too long is left out, counted and
-reported. Each prompt's token ids are computed here, once; nothing tokenises it again.
+A row that cannot be used is a `DataError` with file and line (or is counted, with `--skip-bad-rows`). A prompt that is
+too long is left out, counted and reported. Each prompt's token ids are computed here, once; nothing tokenises it again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ import numpy as np
 import orjson
 import xxhash
 
+from colloid.config.prompt_files import PromptFile
+from colloid.data.files import Columns, RawRow, place
+from colloid.data.reading import LoadOptions, load
+from colloid.data.rows import BadRow, Messages, Outcome, PromptDataset, PromptRow, TooLong, Usable
 from colloid.errors import DataError
 
 logger = logging.getLogger(__name__)
-
-Messages = list[dict[str, Any]]
-TOKENIZE_ROWS = 1000
 
 
 @dataclass(frozen=True)
@@ -42,39 +43,13 @@ class PromptFormat:
     max_tokens: int | None = None
     """Longer prompts are left out."""
 
-
-@dataclass(frozen=True)
-class PromptRow:
-    """One prompt of a data set."""
-
-    prompt: str | Messages
-    """What the sample shows: text, or messages where they were given without `apply_chat_template`."""
-    token_ids: np.ndarray
-    """int32 [prompt length]."""
-    label: Any
-    metadata: dict[str, Any]
-    line: int
-
-
-@dataclass(frozen=True)
-class PromptDataset:
-    """The prompts of one file, in its order."""
-
-    path: str
-    rows: list[PromptRow]
-    num_filtered: int
-    fingerprint: str
-    """Changes when a prompt or label changes."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def unlabelled_line(self) -> int | None:
-        """The first line without a label; None if all have one."""
-        return next((row.line for row in self.rows if row.label is None), None)
-
-    def has_labels(self) -> bool:
-        return any(row.label is not None for row in self.rows)
+    @property
+    def columns(self) -> Columns:
+        """The columns that matter."""
+        required = ((self.input_key, "--input-key"),)
+        if self.require_label and self.label_key:
+            required += ((self.label_key, "--label-key"),)
+        return Columns(required, tuple(filter(None, (self.label_key, self.metadata_key, self.tool_key))))
 
 
 @functools.lru_cache(maxsize=8)
@@ -85,42 +60,62 @@ def load_tokenizer(path: str):
     return AutoTokenizer.from_pretrained(path, local_files_only=True)
 
 
-def load_prompts(path: str | Path, tokenizer, prompt_format: PromptFormat) -> PromptDataset:
-    """Reads a JSONL file, one object a line; empty lines are skipped.
+def load_prompts(
+    files: str | Path | Sequence[str | PromptFile],
+    tokenizer: Any,
+    prompt_format: PromptFormat,
+    options: LoadOptions = LoadOptions(),  # noqa: B008
+) -> PromptDataset:
+    """All prompts of one or several files (`path` or `path@[a:b]`), in memory.
 
     Raises:
-        DataError: the file is missing or a row cannot be used (with its line), or no row is left.
+        DataError: a file is missing or a row cannot be used (with its line), or no row is left.
     """
-    rows: list[PromptRow] = []
-    num_filtered, num_rows, longest = 0, 0, 0
-    digest = xxhash.xxh3_128()
-    for chunk in _chunks(parsed_rows(Path(path), prompt_format), TOKENIZE_ROWS):
-        texts = [_rendered(row, tokenizer, prompt_format, f"{path}:{row.line}") for row in chunk]
-        for row, text, ids in zip(chunk, texts, _tokenize(tokenizer, texts), strict=True):
-            num_rows += 1
-            longest = max(longest, len(ids))
-            if not ids:
-                raise DataError(f"{path}:{row.line}: the prompt has no tokens: {text!r}")
-            if prompt_format.max_tokens is not None and len(ids) > prompt_format.max_tokens:
-                num_filtered += 1
-                continue
-            digest.update(orjson.dumps([text, row.label], default=str))
-            shown = text if prompt_format.apply_chat_template else row.prompt
-            rows.append(PromptRow(shown, np.asarray(ids, dtype=np.int32), row.label, row.metadata, row.line))
-    if not num_rows:
-        raise DataError(f"{path}: the file has no rows. It needs one JSON object a line, like " + _EXAMPLE)
-    if num_filtered:
+    dataset, tally = load(files, PromptProcessor(tokenizer, prompt_format), options)
+    if tally.num_long:
         logger.warning(
             "%s: %d of %d prompts are longer than %d tokens and are left out (the longest has %d); the limit follows "
             "from --rollout-max-prompt-len, or from the context length less --rollout-max-response-len",
-            *(path, num_filtered, num_rows, prompt_format.max_tokens, longest),
+            *(dataset.path, tally.num_long, tally.num_rows, prompt_format.max_tokens, tally.longest),
         )
-    if not rows:
-        raise DataError(
-            f"{path}: all {num_rows} prompts are longer than {prompt_format.max_tokens} tokens, none is left. "
-            "Raise --rollout-max-prompt-len, or lower --rollout-max-response-len"
-        )
-    return PromptDataset(str(path), rows, num_filtered, digest.hexdigest())
+    return dataset
+
+
+class PromptProcessor:
+    """Rows as prompts: checked, rendered, tokenised."""
+
+    noun = "prompts"
+    limit_hint = "Raise --rollout-max-prompt-len, or lower --rollout-max-response-len"
+
+    def __init__(self, tokenizer: Any, prompt_format: PromptFormat):
+        self._tokenizer, self._format = tokenizer, prompt_format
+        self.max_tokens = prompt_format.max_tokens
+        self.columns = prompt_format.columns
+
+    def __call__(self, rows: list[RawRow]) -> list[Outcome]:
+        """One outcome a row."""
+        outcomes: list[Outcome] = [BadRow("")] * len(rows)
+        parsed: list[tuple[int, ParsedRow, str]] = []
+        for number, raw in enumerate(rows):
+            try:
+                row = parse_row(raw, self._format)
+                parsed.append((number, row, _rendered(row, self._tokenizer, self._format)))
+            except DataError as error:
+                outcomes[number] = BadRow(str(error))
+        ids_of_rows = _tokenize(self._tokenizer, [text for _, _, text in parsed]) if parsed else []
+        for (number, row, text), ids in zip(parsed, ids_of_rows, strict=True):
+            outcomes[number] = self._outcome(row, text, ids)
+        return outcomes
+
+    def _outcome(self, row: ParsedRow, text: str, ids: list[int]) -> Outcome:
+        if not ids:
+            return BadRow(f"{row.where}: the prompt has no tokens: {text!r}")
+        if self.max_tokens is not None and len(ids) > self.max_tokens:
+            return TooLong(len(ids))
+        digest = xxhash.xxh3_128_digest(orjson.dumps([text, row.label], default=str))
+        shown = text if self._format.apply_chat_template else row.prompt
+        token_ids = np.asarray(ids, dtype=np.int32)
+        return Usable(PromptRow(shown, token_ids, row.label, row.metadata, row.number, row.path), digest)
 
 
 def render_messages(messages: Messages, tokenizer, *, tools: list | None = None, **template_kwargs: Any) -> str:
@@ -163,35 +158,26 @@ _EXAMPLE = '{"prompt": "What is 7 + 8?", "label": "15"}'
 class ParsedRow:
     """A row of a file, checked but not rendered."""
 
-    line: int
+    path: str
+    number: int
     prompt: str | Messages
     label: Any
     metadata: dict[str, Any]
 
+    @property
+    def where(self) -> str:
+        """How errors name the row."""
+        return place(self.path, self.number)
 
-def parsed_rows(path: Path, prompt_format: PromptFormat) -> Iterator[ParsedRow]:
-    """The rows of a JSONL file; empty lines are skipped.
+
+def parse_row(raw: RawRow, prompt_format: PromptFormat) -> ParsedRow:
+    """A row, checked.
 
     Raises:
-        DataError: the file is missing or a row is not as the format says (with its line).
+        DataError: it is not as the format says (with its line).
     """
-    if not path.exists():
-        raise DataError(f"{path}: there is no such file (working directory {Path.cwd()}). Check --prompt-data")
-    if path.is_dir() or path.suffix in (".parquet", ".arrow", ".csv"):
-        raise DataError(f"{path}: only JSONL files are supported yet: one JSON object a line, like {_EXAMPLE}")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield _parse_row(line, number, f"{path}:{number}", prompt_format)
-
-
-def _parse_row(line: bytes, number: int, where: str, prompt_format: PromptFormat) -> ParsedRow:
-    try:
-        row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
-    except orjson.JSONDecodeError as error:
-        raise DataError(f"{where}: not JSON: {error}: {_shown(line.decode('utf-8', 'replace'))}") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a row must be a JSON object like {_EXAMPLE}, and this is {_kind(row)}")
+    where = place(raw.path, raw.number)
+    row = _columns(raw, prompt_format) if isinstance(raw.data, dict) else _object(raw.data, where)
     keys = ", ".join(repr(key) for key in row)
     if prompt_format.input_key not in row:
         raise DataError(
@@ -212,7 +198,42 @@ def _parse_row(line: bytes, number: int, where: str, prompt_format: PromptFormat
         metadata["tools"] = tools
     prompt = row[prompt_format.input_key]
     _check_prompt(prompt, f"{where}: {prompt_format.input_key!r}")
-    return ParsedRow(number, prompt, label, metadata)
+    return ParsedRow(raw.path, raw.number, prompt, label, metadata)
+
+
+def _object(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        row = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{where}: not JSON: {error}: {_shown(line.decode('utf-8', 'replace'))}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a row must be a JSON object like {_EXAMPLE}, and this is {_kind(row)}")
+    return row
+
+
+def _columns(raw: RawRow, prompt_format: PromptFormat) -> dict[str, Any]:
+    """Columns as JSON would have them: keys that only other rows have are not there; objects may be JSON texts."""
+    row = dict(raw.data)
+    for key in (prompt_format.metadata_key, prompt_format.tool_key):
+        if isinstance(row.get(key), str):
+            row[key] = _json_text(row[key], f"{place(raw.path, raw.number)}: {key!r}")
+    for key in (prompt_format.input_key, prompt_format.tool_key):
+        if isinstance(row.get(key), list):
+            row[key] = _without_nulls(row[key])
+    return row
+
+
+def _json_text(text: str, where: str) -> Any:
+    try:
+        return orjson.loads(text) if text else None
+    except orjson.JSONDecodeError as error:
+        raise DataError(f"{where} is a text that is not JSON: {error}: {_shown(text)}") from error
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None or key == "content"}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_prompt(prompt: Any, where: str) -> None:
@@ -231,7 +252,7 @@ def _check_prompt(prompt: Any, where: str) -> None:
             )
 
 
-def _rendered(row: ParsedRow, tokenizer, prompt_format: PromptFormat, where: str) -> str:
+def _rendered(row: ParsedRow, tokenizer: Any, prompt_format: PromptFormat) -> str:
     if isinstance(row.prompt, str):
         if not prompt_format.apply_chat_template:
             return row.prompt
@@ -242,22 +263,11 @@ def _rendered(row: ParsedRow, tokenizer, prompt_format: PromptFormat, where: str
         tools = row.metadata.get("tools")
         return render_messages(messages, tokenizer, tools=tools, **prompt_format.chat_template_kwargs)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+        raise DataError(f"{row.where}: {error}") from error
 
 
-def _tokenize(tokenizer, texts: list[str]) -> list[list[int]]:
+def _tokenize(tokenizer: Any, texts: list[str]) -> list[list[int]]:
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
-
-
-def _chunks(rows: Iterator[ParsedRow], size: int) -> Iterator[list[ParsedRow]]:
-    chunk: list[ParsedRow] = []
-    for row in rows:
-        chunk.append(row)
-        if len(chunk) == size:
-            yield chunk
-            chunk = []
-    if chunk:
-        yield chunk
 
 
 def _kind(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Conversations from JSONL files, for supervised fine-tuning: read, rendered, masked, filtered by length."""
+"""Conversations from data files, for supervised fine-tuning: read, rendered, masked, filtered by length."""
 
 from __future__ import annotations
 
@@ -12,17 +12,25 @@ import numpy as np
 import orjson
 import xxhash
 
+from colloid.config.prompt_files import PromptFile
 from colloid.data.conversations import Conversation, conversation
-from colloid.data.prompts import Messages, PromptDataset, PromptFormat, PromptRow, parsed_rows
+from colloid.data.files import RawRow
+from colloid.data.prompts import PromptFormat, parse_row
+from colloid.data.reading import LoadOptions, load
+from colloid.data.rows import BadRow, Messages, Outcome, PromptDataset, PromptRow, TooLong, Usable
 from colloid.errors import DataError
 
 logger = logging.getLogger(__name__)
 
 
 def load_conversations(
-    path: str | Path, tokenizer: Any, row_format: PromptFormat, end_ids: Sequence[int] = ()
+    files: str | Path | Sequence[str | PromptFile],
+    tokenizer: Any,
+    row_format: PromptFormat,
+    end_ids: Sequence[int] = (),
+    options: LoadOptions = LoadOptions(),  # noqa: B008
 ) -> PromptDataset:
-    """Reads a JSONL file whose rows hold conversations; each is rendered and masked, as a check.
+    """Reads files whose rows hold conversations; each is rendered and masked, as a check.
 
     The token ids of a row are those before the first trained token.
 
@@ -31,45 +39,55 @@ def load_conversations(
         end_ids: see `conversation`.
 
     Raises:
-        DataError: the file is missing or a row cannot be used (with its line), or no row is left.
+        DataError: a file is missing or a row cannot be used (with its line), or no row is left.
     """
-    rows: list[PromptRow] = []
-    num_rows, num_long, num_rewritten, longest = 0, 0, 0, 0
-    digest = xxhash.xxh3_128()
-    for row in parsed_rows(Path(path), row_format):
-        num_rows += 1
-        where = f"{path}:{row.line}"
-        try:
-            found = tokenised(row.prompt, tokenizer, row_format, row.metadata.get("tools"), end_ids)
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from error
-        num_rewritten += found.rewritten
-        longest = max(longest, len(found.token_ids))
-        if row_format.max_tokens is not None and len(found.token_ids) > row_format.max_tokens:
-            num_long += 1
-            continue
-        digest.update(orjson.dumps([row.prompt, row.metadata.get("tools")], default=str))
-        ids = np.asarray(found.token_ids[: found.prompt_length], dtype=np.int32)
-        rows.append(PromptRow(row.prompt, ids, row.label, row.metadata, row.line))
-    if not num_rows:
-        raise DataError(f"{path}: the file has no rows. It needs one JSON object a line, with a list of messages")
-    if num_long:
+    dataset, tally = load(files, ConversationProcessor(tokenizer, row_format, end_ids), options)
+    if tally.num_long:
         logger.warning(
             "%s: %d of %d conversations are longer than %d tokens and are left out (the longest has %d); the limit is "
             "the context length, see --rollout-max-context-len",
-            *(path, num_long, num_rows, row_format.max_tokens, longest),
+            *(dataset.path, tally.num_long, tally.num_rows, row_format.max_tokens, tally.longest),
         )
-    if num_rewritten:
+    if tally.num_rewritten:
         logger.warning(
             "%s: in %d of %d conversations the chat template shows turns of the assistant's otherwise than they are "
             "generated (it drops <think> blocks of earlier ones, say). They are trained as the whole conversation "
             "shows them; to train each as it was said, give conversations that end with it, or turn the "
             "earlier ones off with step_loss_mask 0",
-            *(path, num_rewritten, num_rows),
+            *(dataset.path, tally.num_rewritten, tally.num_rows),
         )
-    if not rows:
-        raise DataError(f"{path}: all {num_rows} conversations are longer than {row_format.max_tokens} tokens")
-    return PromptDataset(str(path), rows, num_long, digest.hexdigest())
+    return dataset
+
+
+class ConversationProcessor:
+    """Rows as conversations: checked, rendered, masked."""
+
+    noun = "conversations"
+    limit_hint = "The limit is the context length, see --rollout-max-context-len"
+
+    def __init__(self, tokenizer: Any, row_format: PromptFormat, end_ids: Sequence[int] = ()):
+        self._tokenizer, self._format, self._end_ids = tokenizer, row_format, list(end_ids)
+        self.max_tokens = row_format.max_tokens
+        self.columns = row_format.columns
+
+    def __call__(self, rows: list[RawRow]) -> list[Outcome]:
+        """One outcome a row."""
+        return [self._outcome(raw) for raw in rows]
+
+    def _outcome(self, raw: RawRow) -> Outcome:
+        where = ""
+        try:
+            row = parse_row(raw, self._format)
+            where = f"{row.where}: "
+            found = tokenised(row.prompt, self._tokenizer, self._format, row.metadata.get("tools"), self._end_ids)
+        except DataError as error:
+            return BadRow(f"{where}{error}")
+        if self.max_tokens is not None and len(found.token_ids) > self.max_tokens:
+            return TooLong(len(found.token_ids), found.rewritten)
+        digest = xxhash.xxh3_128_digest(orjson.dumps([row.prompt, row.metadata.get("tools")], default=str))
+        ids = np.asarray(found.token_ids[: found.prompt_length], dtype=np.int32)
+        kept = PromptRow(row.prompt, ids, row.label, row.metadata, row.number, row.path)
+        return Usable(kept, digest, found.rewritten)
 
 
 def tokenised(

@@ -9,29 +9,39 @@ Invariants, over any interleaving of get, add, save and load:
 2. Every prompt of an epoch is handed out once. What a checkpoint finds in flight is handed out again after the
    resume, first and in the same order: no prompt is skipped, and none comes twice.
 3. The order of epoch e follows from seed + e alone.
+4. With `--partial-rollout` a sample that was stopped half way is kept, saved and handed out with what it recorded.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 
-from colloid.config.sft import takes_conversations
-from colloid.data.prompts import PromptDataset, PromptFormat, load_prompts, load_tokenizer
-from colloid.data.sample import Sample, Status
-from colloid.data.sft import end_token_ids, load_conversations
+from colloid.data.groups import (
+    Group,
+    copy_group,
+    copy_sample,
+    flatten,
+    from_dicts,
+    is_finished,
+    reset_unfinished,
+    to_dicts,
+)
+from colloid.data.mixture import Mixture
+from colloid.data.opening import load_dataset
+from colloid.data.rows import PromptDataset, PromptRow
+from colloid.data.sample import Sample
+from colloid.data.stream import PromptStream
 from colloid.errors import CheckpointError, HookError
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "data_source.json"
-Group = list[Sample]
 
 
 class RolloutDataSource:
@@ -41,11 +51,12 @@ class RolloutDataSource:
 
     Args:
         args: the run's options; `prompt_data`, `hf_checkpoint`, `rollout_seed`, `rollout_shuffle` and the keys.
-        dataset: the prompts; None: loaded from `args.prompt_data`.
+        dataset: the prompts; None: loaded from `args.prompt_data`. With `--disable-rollout-global-dataset` there are
+            none: samples are handed out empty, for the rollout or generate function to fill.
     """
 
     args: Any = None
-    dataset: PromptDataset | None = None
+    dataset: PromptDataset | PromptStream | Mixture | None = None
     checkpoint_dir: str | None = None
     """Where `save` and `load` find their file; set by the framework before it calls them."""
     rollout_id: int | None = None
@@ -53,7 +64,7 @@ class RolloutDataSource:
     keeps_samples = False
     """Whether `add_samples` keeps what it is given."""
     offset = 0
-    """Prompts of this epoch that were handed out."""
+    """Prompts of this epoch that were handed out; of all epochs, where they are streamed or weighted."""
     epoch = 0
     group_index = 0
     sample_index = 0
@@ -68,7 +79,9 @@ class RolloutDataSource:
 
     def __init__(self, args, dataset: PromptDataset | None = None):
         self.args = args
-        self.dataset = load_dataset(args) if dataset is None else dataset
+        if dataset is None and getattr(args, "rollout_global_dataset", True):
+            dataset = load_dataset(args)
+        self.dataset = dataset
 
     def __len__(self) -> int:
         """Prompts of one epoch; 0 where a subclass has no such thing."""
@@ -101,8 +114,11 @@ class RolloutDataSource:
             "sample_index": self.sample_index,
             "metadata": self.metadata,
             "fingerprint": getattr(self.dataset, "fingerprint", None),
-            "returned": [_to_dicts(group) for group in self._returned],
-            "in_flight": [_to_dicts(_unfinished_reset(group)) for group in self._in_flight.values()],
+            "dataset": self.dataset.state() if isinstance(self.dataset, (PromptStream, Mixture)) else None,
+            "returned": [to_dicts(group) for group in self._returned],
+            "in_flight": [
+                to_dicts(group if is_finished(group) else taken) for group, taken in self._in_flight.values()
+            ],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -110,8 +126,20 @@ class RolloutDataSource:
         self.offset, self.epoch = int(state["offset"]), int(state["epoch"])
         self.group_index, self.sample_index = int(state["group_index"]), int(state["sample_index"])
         self.metadata = state.get("metadata") or {}
-        self._returned = [_from_dicts(group) for group in [*state["in_flight"], *state["returned"]]]
+        self._returned = self._loaded([*state["in_flight"], *state["returned"]])
         self._in_flight = {}
+        if isinstance(self.dataset, (PromptStream, Mixture)):
+            if state.get("dataset") is None:
+                raise CheckpointError(
+                    "the checkpoint's data was in memory, and now it is streamed or weighted: go on with the options "
+                    "of the run that made it (--streaming-data, --prompt-data-weights)"
+                )
+            self.dataset.load_state(state["dataset"])
+        elif state.get("dataset") is not None:
+            raise CheckpointError(
+                "the checkpoint's data was streamed or weighted: go on with the options of the run that made it "
+                "(--streaming-data, --prompt-data-weights)"
+            )
         fingerprint = getattr(self.dataset, "fingerprint", None)
         if state["fingerprint"] != fingerprint:
             logger.warning(
@@ -120,6 +148,14 @@ class RolloutDataSource:
                 *(getattr(self.dataset, "path", "the data source"), state["fingerprint"], fingerprint),
                 *(self.offset, self.epoch),
             )
+
+    def _loaded(self, groups: list[list[dict[str, Any]]]) -> list[Group]:
+        """Groups of a checkpoint. Unfinished ones start anew where it had `--partial-rollout`, and this run has not."""
+        loaded = [from_dicts(group) for group in groups]
+        if not getattr(self.args, "partial_rollout", False):
+            for group in loaded:
+                reset_unfinished(group)
+        return loaded
 
     def save(self, rollout_id: int) -> None:
         """Writes the state to `checkpoint_dir`."""
@@ -140,30 +176,59 @@ class RolloutDataSource:
         self.load_state_dict(orjson.loads(path.read_bytes()))
 
     def _track(self, groups: list[Group]) -> None:
-        self._in_flight.update({group[0].group_index: group for group in groups})
+        """Keeps in mind what is handed out, and as what: an unfinished group is handed out so again after a resume."""
+        self._in_flight.update({group[0].group_index: (group, copy_group(group)) for group in groups})
 
     def _next_group(self) -> Group:
-        if not len(self):
+        if self.dataset is None and not getattr(self.args, "rollout_global_dataset", True):
+            return self._group_of(Sample())
+        return self._group_of(_sample_of(self._next_row()))
+
+    def _next_row(self) -> PromptRow:
+        if isinstance(self.dataset, (PromptStream, Mixture)):
+            row = self.dataset.next_row()
+            self.epoch = self.dataset.epoch
+        elif not len(self):
             raise HookError(f"{type(self).__name__} has no data set: override get_samples, or call super().__init__")
-        while self.offset >= len(self.dataset):
-            self.offset -= len(self.dataset)
-            self.epoch += 1
-        row = self.dataset.rows[self._row_at(self.offset)]
-        group = []
-        for _ in range(self.args.n_samples_per_prompt):
-            sample = Sample(
-                group_index=self.group_index,
-                index=self.sample_index,
-                prompt=copy.deepcopy(row.prompt),
-                tokens=row.token_ids.tolist(),
-                label=copy.deepcopy(row.label),
-                metadata=copy.deepcopy(row.metadata),
-            )
-            self.sample_index += 1
-            group.append(sample)
+        else:
+            while self.offset >= len(self.dataset):
+                self.offset -= len(self.dataset)
+                self.epoch += 1
+            row = self.dataset.rows[self._row_at(self.offset)]
         self.offset += 1
-        self.group_index += 1
+        return row
+
+    def complete(self, items: list[Any]) -> list[Any]:
+        """What a subclass's `get_samples` returned, as numbered groups.
+
+        A single Sample, and a row of the data set, is a prompt of which a group is made. Numbers that are given stay.
+        """
+        groups = []
+        for item in items:
+            if isinstance(item, PromptRow):
+                item = _sample_of(item)
+            if isinstance(item, Sample):
+                item = self._group_of(item)
+            elif isinstance(item, list) and item and all(isinstance(sample, Sample) for sample in item):
+                self._number(item)
+            groups.append(item)
+        return groups
+
+    def _group_of(self, prompt: Sample) -> Group:
+        """A group of `args.n_samples_per_prompt` copies of `prompt`."""
+        group = [copy_sample(prompt) for _ in range(self.args.n_samples_per_prompt)]
+        self._number(group)
         return group
+
+    def _number(self, group: Group) -> None:
+        if all(sample.group_index is None for sample in group):
+            for sample in group:
+                sample.group_index = self.group_index
+            self.group_index += 1
+        for sample in group:
+            if sample.index is None:
+                sample.index = self.sample_index
+                self.sample_index += 1
 
     def _row_at(self, position: int) -> int:
         if not self.args.rollout_shuffle:
@@ -191,7 +256,7 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
 
     def __init__(self, args, dataset: PromptDataset | None = None, buffer_filter=None):
         super().__init__(args, dataset)
-        self._buffer_filter_hook = buffer_filter if buffer_filter is not None else _buffer_filter_of(args)
+        self._buffer_filter_hook = buffer_filter
 
     def get_samples(self, num_samples: int) -> list[Group]:
         """Exactly `num_samples` groups: what a checkpoint found in flight, then the buffer, then the data set."""
@@ -203,23 +268,34 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return groups + super().get_samples(num_samples - len(groups))
 
     def add_samples(self, groups: list[Group]) -> None:
-        """Keeps the groups; finished ones as they were recorded, others as bare prompts."""
+        """Keeps the groups; finished ones as they were recorded, others as bare prompts.
+
+        With `args.partial_rollout` unfinished ones too are kept as they were recorded, to go on.
+        """
         groups = [group for group in groups if group]
         self.mark_consumed(groups)
-        for group in groups:
-            reset_unfinished(group)
+        if not getattr(self.args, "partial_rollout", False):
+            for group in groups:
+                reset_unfinished(group)
         self.buffer.extend(groups)
+
+    def load_buffer_filter(self, args) -> None:
+        """Takes the function of `args.buffer_filter_path`, where there is one."""
+        if getattr(args, "buffer_filter_path", None):
+            from colloid.hooks import bind, load_hook
+
+            self._buffer_filter_hook = bind(load_hook(args.buffer_filter_path, "buffer_filter"), args)
 
     def buffer_filter(self, args, buffer: list[Group], num_samples: int) -> list[Group]:
         """The groups of `buffer` to use now, at most `num_samples`. Default: the oldest."""
         return buffer[:num_samples]
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "buffer": [_to_dicts(group) for group in self.buffer]}
+        return {**super().state_dict(), "buffer": [to_dicts(group) for group in self.buffer]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.buffer = [_from_dicts(group) for group in state.get("buffer", [])]
+        self.buffer = self._loaded(state.get("buffer", []))
 
     def _take_from_buffer(self, num_samples: int) -> list[Group]:
         if not self.buffer or not num_samples:
@@ -241,90 +317,10 @@ class RolloutDataSourceWithBuffer(RolloutDataSource):
         return chosen
 
 
-def load_dataset(args) -> PromptDataset:
-    """The training prompts that `args` name; conversations, where these are what is trained."""
-    if takes_conversations(args):
-        end_ids = end_token_ids(args.hf_checkpoint, args.hf_config)
-        return load_conversations(
-            args.prompt_data, load_tokenizer(args.hf_checkpoint), conversation_format(args), end_ids
-        )
-    return load_prompts(args.prompt_data, load_tokenizer(args.hf_checkpoint), prompt_format(args))
-
-
-def prompt_format(args) -> PromptFormat:
-    """The format of training prompts."""
-    return PromptFormat(
-        input_key=args.input_key,
-        label_key=args.label_key,
-        require_label="label_key" in args.given,
-        metadata_key=args.metadata_key,
-        tool_key=args.tool_key,
-        apply_chat_template=args.apply_chat_template,
-        chat_template_kwargs=args.apply_chat_template_kwargs or {},
-        max_tokens=max_prompt_tokens(args),
+def _sample_of(row: PromptRow) -> Sample:
+    return Sample(
+        prompt=copy.deepcopy(row.prompt),
+        tokens=row.token_ids.tolist(),
+        label=copy.deepcopy(row.label),
+        metadata=copy.deepcopy(row.metadata),
     )
-
-
-def conversation_format(args) -> PromptFormat:
-    """The format of conversations to train on."""
-    return replace(prompt_format(args), max_tokens=context_length(args))
-
-
-def max_prompt_tokens(args) -> int | None:
-    """The longest prompt that is used: `--rollout-max-prompt-len`, or what the context leaves beside the response."""
-    limits = [args.rollout_max_prompt_len] if args.rollout_max_prompt_len else []
-    context = context_length(args)
-    if context:
-        room = context - args.rollout_max_response_len
-        limits.append(room if room > 0 else context - 1)
-    return min(limits, default=None)
-
-
-def context_length(args) -> int | None:
-    """Tokens of prompt and response together: the smallest of what options and model say."""
-    config = args.hf_config or {}
-    model = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    given = [args.rollout_max_context_len, getattr(args, "sglang_context_length", None), model]
-    return min((int(value) for value in given if value), default=None)
-
-
-def _buffer_filter_of(args):
-    if not getattr(args, "buffer_filter_path", None):
-        return None
-    from colloid.hooks import bind, load_hook
-
-    return bind(load_hook(args.buffer_filter_path, "buffer_filter"), args)
-
-
-def flatten(group: list) -> list[Sample]:
-    """The samples of a group whose elements may be lists (one rollout in several parts)."""
-    return [sample for item in group for sample in (item if isinstance(item, list) else [item])]
-
-
-def is_finished(group: Group) -> bool:
-    """Whether a group can be trained as it is: generated to the end and graded, or failed."""
-    done = (Status.COMPLETED, Status.TRUNCATED)
-    return all(s.status is Status.FAILED or (s.status in done and s.reward is not None) for s in flatten(group))
-
-
-def reset_unfinished(group: Group) -> None:
-    """Makes an unfinished group bare prompts again, whole: redoing only its long samples would favour short ones."""
-    if not is_finished(group):
-        for sample in flatten(group):
-            sample.reset_response()
-
-
-def _unfinished_reset(group: Group) -> Group:
-    if is_finished(group):
-        return group
-    group = copy.deepcopy(group)
-    reset_unfinished(group)
-    return group
-
-
-def _to_dicts(group: Group) -> list[dict[str, Any]]:
-    return [sample.to_dict() for sample in flatten(group)]
-
-
-def _from_dicts(group: list[dict[str, Any]]) -> Group:
-    return [Sample.from_dict(data) for data in group]

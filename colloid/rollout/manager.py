@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import json
 import logging
-import os
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -21,19 +20,24 @@ from typing import Any
 
 from colloid.config.debug import rollout_file
 from colloid.config.sft import serves
+from colloid.data.groups import Group, flatten
+from colloid.data.mixture import Mixture
 from colloid.data.prompts import load_tokenizer
-from colloid.data.source import Group, flatten
+from colloid.data.rows import PromptDataset
+from colloid.data.sft import end_token_ids
+from colloid.data.stream import PromptStream
 from colloid.errors import CheckpointError, HookError
 from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
 from colloid.rollout.evaluate import evaluation_metrics
-from colloid.rollout.generate import mark_consumed
 from colloid.rollout.grading import Grader
-from colloid.rollout.metrics import rollout_metrics, warn_of_useless_rewards
+from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_useless_rewards
+from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.runner import check_not_all_failed
 from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
+from colloid.rollout.source_calls import check_groups, mark_consumed
 from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 logger = logging.getLogger(__name__)
@@ -58,27 +62,25 @@ class RolloutManager:
         self._eval_sets = load_eval_sets(args, self._tokenizer)
         self._rollout_function = load_rollout_function(args)
         rm_type = resolve_rm_type(args, getattr(self._source, "dataset", None), self._eval_sets)
-        self._grader_options = {
-            "rm_type": rm_type,
-            "custom_path": args.custom_rm_path,
-            "hook_args": args,
-            "reward_key": args.reward_key,
-            "seed": args.rollout_seed,
-            "workers": max(1, min(8, (os.cpu_count() or 2) // 2)),
-        }
+        self._grader_options = grader_options(args, rm_type)
         self._context: RolloutContext | None = None
         self._delivered: dict[int, list[Group]] = {}
 
     def dataset_length(self) -> int:
-        """Prompts in the training data set, after the filters."""
-        return len(self._source)
+        """Prompts in the training data set: after the filters, or where it is streamed, before.
+
+        0 where the number of rollouts does not depend on it: to count what is streamed, all of it must be read.
+        """
+        streamed = isinstance(self._dataset(), (PromptStream, Mixture))
+        return 0 if streamed and self._args.num_rollout is not None else len(self._source)
 
     async def start(self, router_url: str, engine_urls: list[str], api_key: str | None = None) -> None:
         """Connects to the engines, which serve already."""
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
         client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
         grader = Grader(**self._grader_options)
-        self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets)
+        end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
+        self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids)
 
     async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
         """One rollout's training batches.
@@ -101,6 +103,7 @@ class RolloutManager:
                 f"--rollout-function-path {self._args.rollout_function_path} must return a RolloutFnTrainOutput or a "
                 f"list of groups, and returned {type(output).__name__}"
             )
+        check_groups(output.samples, f"--rollout-function-path {self._args.rollout_function_path}")
         self._delivered[rollout_id] = output.samples
         samples = [sample for group in output.samples for sample in flatten(group)]
         if self._args.save_debug_rollout_data:
@@ -111,13 +114,16 @@ class RolloutManager:
         if rewarded(self._args) and not self._args.use_opd:
             warn_of_useless_rewards(samples, batch, rollout_id)
         path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
-        await asyncio.to_thread(write_samples, path, samples, batch.rewards.tolist())
+        shaped = batch.rewards.tolist() if batch.num_samples == len(samples) else None  # a hook may make other rows
+        await asyncio.to_thread(write_samples, path, samples, shaped)
         result = rollout_result(self._args, samples, batch)
         seconds = time.monotonic() - started
         metrics = rollout_metrics(
             samples, batch, seconds=seconds, weight_version=weight_version, rewarded=rewarded(self._args)
         )
-        return replace(result, metrics={**(output.metrics or {}), **metrics})
+        if self._args.log_multi_turn:
+            metrics |= multi_turn_metrics(samples, batch)
+        return replace(result, metrics={**metrics, **(output.metrics or {}), **self._data_metrics()})
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -156,7 +162,9 @@ class RolloutManager:
         self._source.load(rollout_id)
 
     async def close(self) -> None:
-        """Ends the client and the graders."""
+        """Ends the client, the graders, and what reads data."""
+        if isinstance(self._dataset(), (PromptStream, Mixture)):
+            self._dataset().close()
         if self._context is not None:
             await self._context.client.close()
             await self._context.grader.close()
@@ -171,6 +179,13 @@ class RolloutManager:
                 return await function(*args, **kwargs)
             result = await asyncio.to_thread(function, *args, **kwargs)
             return await result if inspect.isawaitable(result) else result
+
+    def _dataset(self) -> Any:
+        return getattr(self._source, "dataset", None)
+
+    def _data_metrics(self) -> dict[str, float]:
+        dataset = self._dataset()
+        return dataset.metrics() if isinstance(dataset, (PromptDataset, PromptStream, Mixture)) else {}
 
     def _consume(self, rollout_id: int) -> None:
         """Training is done with rollouts up to this one: a resume need not hand their prompts out again."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import xxhash
 
-from colloid.data.source import context_length
+from colloid.data.opening import context_length
 
 MAX_DRAWS = 10
 """A rollout draws at most this many times its batch size before it gives up on its dynamic filter."""
@@ -25,11 +25,19 @@ class SamplingOptions:
     seed: int
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
 
-    def request_params(self, prompt_length: int, rollout_id: int, sample_index: int, turn: int = 0) -> dict[str, Any]:
-        """The sampling parameters of one request."""
-        limit = self.max_response_len
+    def request_params(
+        self, length: int, rollout_id: int, sample_index: int, turn: int = 0, *, response_length: int = 0
+    ) -> dict[str, Any]:
+        """The sampling parameters of one request.
+
+        Args:
+            length: tokens that the sample has, prompt and response.
+            response_length: those of them that were generated before; they count towards `max_response_len`.
+        """
+        limit = self.max_response_len - response_length
         if self.max_context_len is not None:
-            limit = min(limit, self.max_context_len - prompt_length)
+            limit = min(limit, self.max_context_len - length)
+        limit = max(limit, 0)
         seed = request_seed(self.seed, rollout_id, sample_index, turn)
         return {**self.params, "max_new_tokens": limit, "sampling_seed": seed}
 
@@ -43,6 +51,15 @@ class RolloutOptions:
     """Groups that are drawn at a time; None: as many as are missing."""
     deterministic: bool
     max_draws: int
+
+
+@dataclass(frozen=True)
+class PartialOptions:
+    """Whether samples that were stopped half way go on in a later rollout."""
+
+    enabled: bool = False
+    mask_earlier: bool = False
+    """Tokens that an unfinished group got in earlier rollouts have mask 0."""
 
 
 def request_seed(seed: int, rollout_id: int, sample_index: int, turn: int = 0) -> int:
@@ -92,6 +109,11 @@ def rollout_options(args) -> RolloutOptions:
         deterministic=bool(args.deterministic),
         max_draws=MAX_DRAWS * max(args.rollout_batch_size, over_sampling or 0),
     )
+
+
+def partial_options(args) -> PartialOptions:
+    """As `--partial-rollout` and `--mask-offpolicy-in-partial-rollout` say."""
+    return PartialOptions(bool(args.partial_rollout), bool(args.mask_offpolicy_in_partial_rollout))
 
 
 def _params(args, temperature: float, top_p: float, top_k: int) -> dict[str, Any]:

@@ -9,19 +9,20 @@ from dataclasses import replace
 from typing import Any
 
 from colloid.config.sft import serves, takes_conversations
-from colloid.data.prompts import PromptDataset, load_prompts
-from colloid.data.source import (
-    RolloutDataSource,
-    RolloutDataSourceWithBuffer,
-    context_length,
-    load_dataset,
-    prompt_format,
-)
+from colloid.data.mixture import Mixture
+from colloid.data.opening import context_length, load_dataset, load_options, prompt_format
+from colloid.data.prompts import load_prompts
+from colloid.data.rows import PromptDataset
+from colloid.data.source import RolloutDataSource, RolloutDataSourceWithBuffer
+from colloid.data.stream import PromptStream
 from colloid.errors import ConfigError, DataError
-from colloid.rewards.registry import REWARDS, get_reward
+from colloid.rewards.registry import get_reward
 from colloid.rollout.context import EvalSet
 from colloid.rollout.evaluate import check_eval_names
 from colloid.rollout.generate import generate_rollout
+from colloid.rollout.group_hooks import check_group_hooks
+from colloid.rollout.reward_setup import check_reward_functions, check_rewardable
+from colloid.rollout.source_calls import prepare_source
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,12 @@ def make_data_source(args: Any) -> Any:
             "--rollout-max-response-len %d does not fit the context of %d tokens: responses end where the context does",
             *(args.rollout_max_response_len, context),
         )
+    source = _data_source_of(args)
+    prepare_source(args, source)
+    return source
+
+
+def _data_source_of(args: Any) -> Any:
     if args.data_source_path in (None, DEFAULT_DATA_SOURCE):
         return RolloutDataSourceWithBuffer(args)
     if args.data_source_path == "colloid.RolloutDataSource":
@@ -46,10 +53,9 @@ def make_data_source(args: Any) -> Any:
     source_class = load_class(args.data_source_path, "data_source")
     takes_args = bool(inspect.signature(source_class).parameters)
     source = source_class(args) if takes_args else source_class()
-    if isinstance(source, RolloutDataSource):
-        source.args = source.args or args
-        if source.dataset is None and type(source).get_samples is RolloutDataSource.get_samples:
-            source.dataset = load_dataset(args)
+    wanted = args.prompt_data and args.rollout_global_dataset
+    if isinstance(source, RolloutDataSource) and source.dataset is None and wanted:
+        source.dataset = load_dataset(args)
     return source
 
 
@@ -71,17 +77,14 @@ def load_eval_sets(args: Any, tokenizer: Any) -> list[EvalSet]:
     )
     pairs = [(str(name), str(path)) for name, path in (args.eval_prompt_data or [])]
     check_eval_names([name for name, _ in pairs])
-    return [EvalSet(name, load_prompts(path, tokenizer, eval_format)) for name, path in pairs]
+    return [EvalSet(name, load_prompts(path, tokenizer, eval_format, load_options(args))) for name, path in pairs]
 
 
 def load_rollout_function(args: Any) -> Callable[..., Any]:
     """`(rollout_id, data_source, evaluation=…)`, bound to `args`."""
     if args.custom_generate_function_path:
         check_generate_function(args.custom_generate_function_path)
-    if args.dynamic_sampling_filter_path:
-        from colloid.hooks import load_hook
-
-        load_hook(args.dynamic_sampling_filter_path, "dynamic_filter")
+    check_group_hooks(args)
     if args.rollout_function_path in (None, DEFAULT_ROLLOUT_FUNCTION):
 
         async def default(rollout_id: int, data_source: Any, evaluation: bool = False):
@@ -94,65 +97,36 @@ def load_rollout_function(args: Any) -> Callable[..., Any]:
 
 
 def check_generate_function(path: str) -> None:
-    """Raises `ConfigError` for the form that takes the whole group."""
+    """Raises `HookError` where there is no such function."""
     from colloid.hooks import load_hook
 
-    hook = load_hook(path, "custom_generate")
-    names = list(inspect.signature(hook.target).parameters)
-    if names[1:2] == ["samples"]:
-        raise ConfigError(
-            f"--custom-generate-function-path {path}: the form `custom_generate(args, samples)` is not supported yet; "
-            "write `async custom_generate(args, sample, sampling_params)` for one sample"
-        )
+    load_hook(path, "custom_generate")
 
 
-def resolve_rm_type(args: Any, dataset: PromptDataset | None, eval_sets: list[EvalSet]) -> str | None:
+def resolve_rm_type(args: Any, dataset: Any, eval_sets: list[EvalSet]) -> str | None:
     """The run's built-in reward: the one given, else `math` where rows have labels.
+
+    Of streamed data the first rows are looked at.
 
     Raises:
         ConfigError, DataError: no reward is possible, or rows lack what theirs needs.
     """
+    check_reward_functions(args)
     if args.custom_rm_path:
-        check_reward_function(args.custom_rm_path)
         return args.rm_type
     rm_type = args.rm_type
-    known = dataset if isinstance(dataset, PromptDataset) and not takes_conversations(args) else None
-    if rm_type is None and known is not None and not known.has_labels():
-        if args.custom_generate_function_path or any("rm_type" in row.metadata for row in known.rows):
+    readable = isinstance(dataset, (PromptDataset, PromptStream, Mixture)) and not takes_conversations(args)
+    rows = dataset.head() if readable else []
+    if rm_type is None and readable and all(row.label is None for row in rows):
+        if args.custom_generate_function_path or any("rm_type" in row.metadata for row in rows):
             return None
         raise ConfigError(
-            f"{known.path} has no labels under {args.label_key!r}, and no reward is given: name the labels' key with "
+            f"{dataset.path} has no labels under {args.label_key!r}, and no reward is given: name the labels' key with "
             "--label-key, or a reward with --custom-rm-path or --rm-type"
         )
     rm_type = rm_type or "math"
     get_reward(rm_type)
     if not args.custom_generate_function_path:
-        for one in filter(None, [known, *(eval_set.dataset for eval_set in eval_sets)]):
-            _check_rows(one, rm_type, args)
+        for one in (rows, *(eval_set.dataset.rows for eval_set in eval_sets)):
+            check_rewardable(one, rm_type, args)
     return rm_type
-
-
-def check_reward_function(path: str) -> None:
-    """Raises `ConfigError` for the forms of `--custom-rm-path` that are not built yet."""
-    from colloid.hooks import load_hook
-
-    names = list(inspect.signature(load_hook(path, "custom_rm").target).parameters)
-    if names[:1] == ["prompts"] or names[1:2] in (["samples"], ["responses"], ["completions"]):
-        raise ConfigError(
-            f"--custom-rm-path {path}: a function of ({', '.join(names[:2])}, …) is not supported yet; write "
-            "`async def reward_func(args, sample, **kw)` that returns a number"
-        )
-
-
-def _check_rows(dataset: PromptDataset, rm_type: str, args: Any) -> None:
-    for row in dataset.rows:
-        name = row.metadata.get("rm_type") or rm_type
-        if name not in REWARDS:
-            raise DataError(
-                f"{dataset.path}:{row.line}: unknown reward type {name!r} in the metadata; known: {', '.join(REWARDS)}"
-            )
-        if REWARDS[name].needs_label and row.label is None:
-            raise DataError(
-                f"{dataset.path}:{row.line}: no label under {args.label_key!r}, and the reward {name!r} needs one. "
-                "Name the labels' key with --label-key, or a reward with --custom-rm-path or --rm-type"
-            )

@@ -11,7 +11,7 @@ from typing import Any
 from colloid.data.prompts import load_tokenizer
 from colloid.data.sample import Sample, Status
 from colloid.data.sft import end_token_ids, tokenised
-from colloid.data.source import conversation_format
+from colloid.data.opening import conversation_format
 from colloid.rollout.generate import generate_rollout as generate
 from colloid.rollout.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
 

@@ -94,7 +94,7 @@ def test_a_required_label_that_is_missing_is_an_error(tmp_path, tokenizer):
 
 
 def test_a_missing_file_is_an_error(tmp_path, tokenizer):
-    with pytest.raises(DataError, match="no such file.*--prompt-data"):
+    with pytest.raises(DataError, match="--prompt-data .*none.jsonl: there is no such file"):
         load_prompts(tmp_path / "none.jsonl", tokenizer, PromptFormat())
 
 

@@ -5,7 +5,14 @@ from colloid.config.option import FLAG, OFF, opt
 LATER = {"built": ()}
 
 DATA = (
-    opt("--prompt-data", "str", None, "JSONL file of prompts."),
+    opt(
+        "--prompt-data",
+        "str",
+        None,
+        "Prompts: JSONL or Parquet files, or directories of Hugging Face datasets; `path@[a:b]` for a slice of rows.",
+        nargs="+",
+    ),
+    opt("--prompt-data-weights", "float", None, "Draw from the files by these weights, one each.", nargs="+", low=0),
     opt("--input-key", "str", "prompt", "Key of the prompt in a row: a text, or a list of messages."),
     opt("--label-key", "str", "label", "Key of the label in a row."),
     opt("--metadata-key", "str", "metadata", "Key of a row's metadata."),
@@ -17,19 +24,19 @@ DATA = (
     opt("--rollout-seed", "int", 42, "Seed of shuffling and of sampling."),
     opt("--num-rollout", "int", None, "Rollouts of the run.", low=0, shown="as many as --num-epoch takes"),
     opt("--num-epoch", "int", None, "Passes over the prompts, where --num-rollout is not given.", low=1, shown="1"),
-    opt("--start-rollout-id", "int", None, "First rollout.", low=0, **LATER),
+    opt("--start-rollout-id", "int", None, "First rollout.", low=0, shown="0, or where the checkpoint ends"),
     opt(
         "--disable-rollout-global-dataset",
         OFF,
         None,
-        "The rollout function brings its own prompts.",
+        "No data set: the rollout or generate function brings its own prompts.",
         dest="rollout_global_dataset",
-        **LATER,
     ),
     opt("--data-source-path", "str", "colloid.RolloutDataSourceWithBuffer", "Class that hands out prompts."),
-    opt("--num-data-workers", "int", 0, "Processes that read and tokenise.", low=0, **LATER),
-    opt("--streaming-data", FLAG, None, "Read the data as it is needed.", **LATER),
-    opt("--skip-bad-rows", FLAG, None, "Count bad rows rather than fail.", **LATER),
+    opt("--num-data-workers", "int", 0, "Processes that parse and tokenise rows.", low=0),
+    opt("--streaming-data", FLAG, None, "Read the data as it is needed, in constant memory."),
+    opt("--streaming-window", "int", 8192, "Rows that --rollout-shuffle shuffles together while streaming.", low=1),
+    opt("--skip-bad-rows", FLAG, None, "Count bad rows rather than fail."),
 )
 
 BATCH = (
@@ -70,16 +77,22 @@ REWARDS = (
         None,
         "Built-in reward.",
         choices=(*RM_TYPES, *(f"boxed_{name}" for name in RM_TYPES)),
-        built=("math", "random"),
         shown="math where rows have labels",
     ),
-    opt("--custom-rm-path", "str", None, "Reward function: `async (args, sample, **kw) -> float or dict`."),
-    opt("--custom-rm-model-path", "str", None, "Argument of a reward model's class.", **LATER),
-    opt("--custom-rm-weights", "float", None, "Weights of several reward functions.", nargs="+", **LATER),
-    opt("--reward-key", "str", None, "Key of the value, where rewards are dicts."),
+    opt(
+        "--custom-rm-path",
+        "str",
+        None,
+        "Reward: `async (args, sample, **kw) -> float or dict`; a class with `compute_reward(prompts, responses)`; or "
+        "functions `(prompts, responses, **columns) -> list[float]`, of several the sum.",
+        nargs="+",
+    ),
+    opt("--custom-rm-model-path", "str", None, "What a reward model's class is made with.", shown="--hf-checkpoint"),
+    opt("--custom-rm-weights", "float", None, "Weights of the rewards of --custom-rm-path.", nargs="+", shown="1 each"),
+    opt("--reward-key", "str", None, "Key of the value, where rewards are dicts.", shown="score, where there is one"),
     opt("--eval-reward-key", "str", None, "The same in evaluation.", shown="--reward-key"),
-    opt("--group-rm", FLAG, None, "Reward whole groups.", **LATER),
-    opt("--rm-url", "str", None, "Address of a reward server.", **LATER),
-    opt("--custom-reward-post-process-path", "str", None, "`(args, samples) -> (raw_rewards, rewards)`.", **LATER),
-    opt("--custom-convert-samples-to-train-data-path", "str", None, "`(args, samples) -> dict[str, list]`.", **LATER),
+    opt("--group-rm", FLAG, None, "--custom-rm-path takes whole groups: `async (args, samples, **kw) -> list`."),
+    opt("--rm-url", "str", None, "Address of the reward server of `remote_rm`."),
+    opt("--custom-reward-post-process-path", "str", None, "`(args, samples) -> (raw_rewards, rewards)`."),
+    opt("--custom-convert-samples-to-train-data-path", "str", None, "`(args, samples) -> dict[str, list]`."),
 )
