@@ -21,6 +21,7 @@ def shape_rewards(
     valid: Tensor,
     std_normalization: bool = True,
     normalize: bool = True,
+    rollout_ids: Tensor | None = None,
 ) -> Tensor:
     """The rewards that advantages are made from.
 
@@ -33,6 +34,8 @@ def shape_rewards(
         std_normalization: False: estimators that divide by the group's standard deviation do not (Dr.GRPO,
             arXiv:2503.20783).
         normalize: False: the raw rewards, with 0 for samples that are not valid.
+        rollout_ids: int64 [B]. The valid samples that one rollout was split into have one vote together. None: each
+            sample is a rollout.
 
     Returns:
         float64 [B].
@@ -47,16 +50,26 @@ def shape_rewards(
     if not normalize or entry.baseline is Baseline.NONE or not len(rewards):
         return rewards
     groups, num_groups = _number_groups(group_ids)
-    counts = segment_sum(valid.to(torch.float64), groups, num_groups)
-    means = segment_sum(rewards, groups, num_groups) / counts.clamp(min=1)
+    votes = _votes(valid, rollout_ids)
+    counts = segment_sum(votes, groups, num_groups)
+    means = segment_sum(rewards * votes, groups, num_groups) / counts.clamp(min=1)
     deviations = masked(rewards - means[groups], valid)
     if entry.baseline is Baseline.LEAVE_ONE_OUT:
         # r - (sum - r) / (n - 1) = (r - mean) * n / (n - 1)
         deviations = deviations * (counts / (counts - 1).clamp(min=1))[groups]
     elif entry.divides_by_std and std_normalization:
-        variances = segment_sum(deviations**2, groups, num_groups) / (counts - 1).clamp(min=1)
+        variances = segment_sum(deviations**2 * votes, groups, num_groups) / (counts - 1).clamp(min=1)
         deviations = deviations / (variances.sqrt() + STD_EPSILON)[groups]
     return masked(deviations, (_spread(rewards, valid, groups, num_groups) > EQUAL_REWARDS_TOLERANCE)[groups])
+
+
+def _votes(valid: Tensor, rollout_ids: Tensor | None) -> Tensor:
+    """float64 [B]: those of a rollout add up to 1; 0 where a sample is not valid."""
+    votes = valid.to(torch.float64)
+    if rollout_ids is None:
+        return votes
+    rollouts, num_rollouts = _number_groups(rollout_ids)
+    return votes / segment_sum(votes, rollouts, num_rollouts).clamp(min=1)[rollouts]
 
 
 def _number_groups(group_ids: Tensor) -> tuple[Tensor, int]:

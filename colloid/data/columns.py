@@ -57,6 +57,11 @@ def group_ids(samples: Sequence[Sample]) -> np.ndarray:
     return _ids(samples, "group_index", [sample.group_index for sample in samples])
 
 
+def rollout_ids_of(samples: Sequence[Sample]) -> np.ndarray:
+    """int64 [B]: `Sample.rollout_id`, or where it is None the sample's own index."""
+    return _ids(samples, "index", [s.index if s.rollout_id is None else s.rollout_id for s in samples])
+
+
 def to_columns(
     samples: Sequence[Sample],
     *,
@@ -89,7 +94,7 @@ def to_columns(
     response_offsets = _offsets(response_lengths)
     loss_mask = np.concatenate([_loss_mask(sample) for sample in samples])
     unmasked = np.diff(_offsets(loss_mask)[response_offsets])
-    rollout_ids = _ids(samples, "index", [s.index if s.rollout_id is None else s.rollout_id for s in samples])
+    rollout_ids = rollout_ids_of(samples)
     rollouts = _rollouts_in_order(rollout_ids)
     steps = _steps(rollouts, num_steps)
     rollout_tokens = np.bincount(rollouts, weights=unmasked).astype(np.int64)[rollouts]

@@ -1,10 +1,10 @@
-"""From prompts to training batches. `post` and `get_model_url` are for generate functions of users."""
+"""From prompts to training batches. The names offered here are for generate functions of users."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["get_model_url", "post"]
+__all__ = ["generate_single", "get_model_url", "post"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,9 @@ import logging
 import numpy as np
 
 from colloid.data.batch import RolloutBatch
+from colloid.data.ledger import FORKED
 from colloid.data.sample import Sample, Status
+from colloid.rollout.conversation import TEXT_ONLY
 from colloid.rollout.filters import TOLERANCE
 
 logger = logging.getLogger(__name__)
@@ -34,6 +36,9 @@ def rollout_metrics(
         "rollout/num_failed_samples": float((~valid).sum()),
         "rollout/num_removed_samples": float(sum(sample.remove_sample for sample in samples)),
     }
+    text_only = sum(bool(sample.metadata.get(TEXT_ONLY)) for sample in samples)
+    if text_only:
+        metrics["rollout/num_text_only_samples"] = float(text_only)
     if seconds is not None:
         metrics["perf/rollout_time"] = seconds
         metrics["perf/rollout_tokens_per_sec"] = float(lengths.sum()) / seconds
@@ -46,6 +51,29 @@ def rollout_metrics(
     if weight_version is not None and known.any():
         metrics["rollout/off_policy_token_ratio"] = float((batch.weight_versions[known] != weight_version).mean())
     return metrics
+
+
+def multi_turn_metrics(samples: list[Sample], batch: RolloutBatch) -> dict[str, float]:
+    """`multi_turn/…`: of each sample the turns (runs of sampled tokens) and the tokens between and behind them."""
+    mask = batch.loss_mask.astype(np.int64)
+    starts = np.diff(mask, prepend=0) == 1
+    starts[batch.response_offsets[:-1][batch.response_lengths > 0]] = False
+    first = np.zeros(batch.num_samples, dtype=np.int64)
+    filled = batch.response_lengths > 0
+    first[filled] = mask[batch.response_offsets[:-1][filled]]
+    turns = _sums(starts, batch.response_offsets) + first
+    inserted = _sums(mask == 0, batch.response_offsets)
+    metrics = {"multi_turn/branches": float(sum(bool(sample.metadata.get(FORKED)) for sample in samples))}
+    for name, values in (("turns", turns), ("inserted_tokens", inserted)):
+        for way in ("mean", "max", "min"):
+            metrics[f"multi_turn/{name}/{way}"] = float(getattr(values, way)())
+    return metrics
+
+
+def _sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """int64 [B]: of each sample the sum over its response tokens."""
+    totals = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    return totals[offsets[1:]] - totals[offsets[:-1]]
 
 
 def warn_of_useless_rewards(samples: list[Sample], batch: RolloutBatch, rollout_id: int) -> None:

@@ -26,7 +26,7 @@ LOGGING = (
         **LATER,
     ),
     opt("--wandb-always-use-train-step", FLAG, None, "Steps of the optimizer rather than rollouts.", **LATER),
-    opt("--log-multi-turn", FLAG, None, "Log the number of turns.", **LATER),
+    opt("--log-multi-turn", FLAG, None, "Log turns, inserted tokens and branches of conversations."),
     opt("--log-passrate", FLAG, None, "Log pass@k.", **LATER),
     opt("--log-reward-category", "str", None, "Log rewards by this key.", **LATER),
     opt("--log-correct-samples", FLAG, None, "Log correct samples apart.", **LATER),

@@ -1,0 +1,248 @@
+"""Generate functions that hold conversations, against a fake engine: what they sample is what is trained."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from colloid.config import parse
+from colloid.errors import HookError
+from colloid.rollout.manager import RolloutManager
+from tests.fake_engine import FakeEngine, seeded
+
+GROUP = """
+import json
+
+
+def extract_tool_call(text):
+    return json.loads(text.split("<call>")[1]) if "<call>" in text else None
+
+
+def execute_tool(call):
+    return str(call["a"] + call["b"])
+
+
+def compute_reward(conversation, label):
+    return float(conversation[-1]["content"] == label)
+
+
+async def custom_generate(args, samples, evaluation=False):
+    for sample in samples:
+        conversation = sample.prompt
+        for _ in range(args.max_turns):
+            response = await generate_single(conversation)
+            call = extract_tool_call(response)
+            conversation.append({"role": "assistant", "content": response})
+            if call is None:
+                break
+            conversation.append({"role": "tool", "content": execute_tool(call)})
+            conversation.append({"role": "tool", "content": "and nothing else"})
+        sample.response = conversation[-1]["content"]
+        sample.reward = compute_reward(conversation, sample.label)
+    return samples
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_dir):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model_dir())
+
+
+@pytest.fixture
+def run(tiny_model_dir, tmp_path):
+    """`run(function, engine, *flags)` -> the columns of a rollout of 2 prompts with 2 samples, and its metrics."""
+
+    def make(function, engine, *flags, prompt=None):
+        (tmp_path / "custom_generate.py").write_text(function)
+        rows = [
+            {"prompt": prompt or [{"role": "user", "content": f"What is {i} + 1?"}], "label": str(i + 1)}
+            for i in range(4)
+        ]
+        (tmp_path / "agent.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        args = parse(
+            [
+                *("--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(tmp_path / "agent.jsonl")),
+                *("--custom-generate-function-path", str(tmp_path / "custom_generate.py"), "--max-turns", "5"),
+                *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "1"),
+                *("--rollout-max-response-len", "60", "--outputs-dir", str(tmp_path / "outputs"), *flags),
+            ],
+            "train",
+        )
+
+        async def body():
+            async with engine.serve():
+                manager = RolloutManager(args)
+                await manager.start(engine.url, [engine.url], "key")
+                try:
+                    return await manager.generate(0, 3)
+                finally:
+                    await manager.close()
+
+        result = asyncio.run(body())
+        (batch,) = result.batches
+        return batch.samples, result.metrics
+
+    return make
+
+
+def calls_then_answers(tokenizer):
+    """The first turn calls a tool, or answers; later turns answer what the tool said."""
+
+    def reply(payload):
+        prompt = tokenizer.decode(payload["input_ids"])
+        left = int(prompt.split("What is ")[1].split(" +")[0])
+        text = f'<call>{{"a": {left}, "b": 1}}' if "tool" not in prompt and seeded(payload, 2) else str(left + 1)
+        return [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
+
+    return reply
+
+
+def rows_of(columns):
+    for row in range(columns.num_samples):
+        tokens = columns.tokens[columns.offsets[row] : columns.offsets[row + 1]].tolist()
+        mask = columns.loss_mask[columns.response_offsets[row] : columns.response_offsets[row + 1]].tolist()
+        log_probs = columns.rollout_log_probs[columns.response_offsets[row] : columns.response_offsets[row + 1]]
+        yield tokens, mask, log_probs
+
+
+def test_a_function_of_the_whole_group_trains_what_it_sampled(run, tokenizer):
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, metrics = run(GROUP, engine)
+    assert (columns.raw_rewards == 1.0).all() and columns.num_samples == 4
+    turns = []
+    for tokens, mask, log_probs in rows_of(columns):
+        response = tokens[len(tokens) - len(mask) :]
+        sampled = [token for token, trained in zip(response, mask, strict=True) if trained]
+        said = tokenizer.decode(sampled)
+        turns.append(said.count("<|im_end|>"))
+        expected = [-0.25 - (token % 7) / 8 if trained else 0.0 for token, trained in zip(response, mask, strict=True)]
+        np.testing.assert_allclose(log_probs, expected)
+        if turns[-1] == 2:
+            assert "<|im_end|>\n<|im_start|>tool\n" in tokenizer.decode(response)
+            assert "tool" not in said and "nothing else" not in said and said.startswith("<call>{")
+    assert set(turns) == {1, 2} and len(engine.requests) == sum(turns)
+    seeds = [request["sampling_params"]["sampling_seed"] for request in engine.requests]
+    assert len(set(seeds)) == len(seeds)
+    # What the engine was asked for is what stands before each sampled turn.
+    asked = {tuple(request["input_ids"]) for request in engine.requests}
+    for tokens, mask, _ in rows_of(columns):
+        before, start = 0, len(tokens) - len(mask)
+        for place, trained in enumerate(mask):
+            if trained and not before:
+                assert tuple(tokens[: start + place]) in asked
+            before = trained
+
+
+@pytest.mark.parametrize(
+    "conversation",
+    [
+        "list(sample.prompt)",
+        '[{"role": "system", "content": "Be brief."}, *sample.prompt]',
+        '[{"role": "user", "content": sample.prompt}]',
+    ],
+)
+def test_a_conversation_is_known_by_what_it_holds_of_the_prompt(run, tokenizer, conversation):
+    text = "sample.prompt}" in conversation
+    function = GROUP.replace("conversation = sample.prompt", f"conversation = {conversation}")
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, _ = run(function, engine, prompt="What is 3 + 1?" if text else None)
+    assert columns.num_samples == 4 and not np.isnan(columns.raw_rewards).any()
+    assert (columns.response_lengths > 0).all()
+
+
+def test_a_conversation_of_nobody_is_an_error_that_says_what_to_give(run, tokenizer):
+    function = "import copy\n" + GROUP.replace(
+        "conversation = sample.prompt", "conversation = copy.deepcopy(sample.prompt)"
+    )
+    with pytest.raises(HookError, match="of which of the 2 samples is this conversation.*sample.prompt"):
+        run(function, FakeEngine(calls_then_answers(tokenizer)))
+    function = GROUP.replace("return samples", "return samples[:1]")
+    with pytest.raises(HookError, match=r"all 2 samples that it was given; what it returned lacks samples \[1\]"):
+        run(function, FakeEngine(calls_then_answers(tokenizer)))
+
+
+def test_a_function_that_raises_fails_its_group(run, tokenizer, caplog):
+    function = GROUP.replace(
+        "    for sample in samples:\n", "    for sample in samples:\n        sample.index == 3 and oops\n"
+    )
+    columns, metrics = run(function, FakeEngine(calls_then_answers(tokenizer)))
+    assert np.isnan(columns.raw_rewards).tolist() == [False, False, True, True]
+    assert metrics["rollout/num_failed_samples"] == 2 and "oops" in caplog.text
+
+
+ONE = """
+from colloid.rollout import generate_single
+
+
+async def generate(args, sample, sampling_params):
+    messages = [{"role": "system", "content": "Be brief."}, *sample.prompt]
+    first = await generate_single(messages, max_new_tokens=4)
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "Sure?"}]
+    await generate_single(messages)
+    if sample.index == 0:
+        messages[1] = {"role": "user", "content": "What is 7 + 1?"}
+        await generate_single(messages[:2])
+    return sample
+"""
+
+
+def test_a_function_of_one_sample_may_change_its_history_and_its_parts_weigh_as_one(run, tokenizer):
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, metrics = run(ONE, engine, "--rm-type", "random")
+    assert columns.sample_ids.tolist() == [0, 0, 1, 2, 3]
+    parts = columns.sample_ids == 0
+    assert set(columns.rollout_ids[parts].tolist()) == {0} and len(set(columns.raw_rewards[parts].tolist())) == 1
+    weights = columns.loss_weights * [sum(mask) for _, mask, _ in rows_of(columns)]
+    np.testing.assert_allclose([weights[:2].sum(), *weights[2:]], 0.25)
+    assert [request["sampling_params"]["max_new_tokens"] for request in engine.requests].count(4) == 4
+    # Two parts of one rollout have one vote: the rewards are shaped as those of two rollouts.
+    raw, shaped = columns.raw_rewards[1:3], columns.rewards[1:3]
+    np.testing.assert_allclose(shaped, (raw - raw.mean()) / raw.std(ddof=1), rtol=1e-4)
+
+
+def test_text_from_elsewhere_is_tokenised_once_and_counted(run, tokenizer):
+    function = """
+async def custom_generate(args, samples, evaluation=False):
+    for sample in samples:
+        sample.response, sample.reward = f"It is {sample.label}.", 1.0 * sample.index
+    return samples
+"""
+    columns, metrics = run(function, FakeEngine(lambda payload: []))
+    assert np.isnan(columns.rollout_log_probs).all() and columns.loss_mask.all()
+    assert (columns.weight_versions == -1).all()
+    for tokens, mask, _ in rows_of(columns):
+        assert tokenizer.decode(tokens[-len(mask) :]).startswith("It is")
+    assert metrics["rollout/num_text_only_samples"] == 4
+
+
+def test_a_conversation_ends_where_the_context_does(run, tokenizer):
+    function = GROUP.replace("if call is None:", "if not response:")
+    function = function.replace("execute_tool(call)", '"x " * 20')
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, metrics = run(function, engine, "--rollout-max-context-len", "90")
+    assert metrics["rollout/truncated_ratio"] == 1.0 and columns.lengths.max() <= 90
+    assert (columns.loss_mask[columns.response_offsets[:-1]] == 1).all()
+
+
+def test_the_number_of_turns_is_logged(run, tokenizer):
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    _, without = run(GROUP, engine)
+    assert not any(name.startswith("multi_turn/") for name in without)
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, metrics = run(GROUP, engine, "--log-multi-turn")
+    assert metrics["multi_turn/turns/mean"] == len(engine.requests) / 4
+    assert (metrics["multi_turn/turns/min"], metrics["multi_turn/turns/max"]) == (1, 2)
+    assert metrics["multi_turn/inserted_tokens/mean"] == (columns.loss_mask == 0).sum() / 4
+    assert metrics["multi_turn/branches"] == 0
+
+
+def test_generate_single_outside_of_a_rollout_is_an_error():
+    from colloid.rollout import generate_single
+
+    with pytest.raises(HookError, match="only inside the function of --custom-generate-function-path"):
+        asyncio.run(generate_single([{"role": "user", "content": "x"}]))
