@@ -186,14 +186,15 @@ class Run:
         self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
-        if resume_from is not None:
+        if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
         started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
         self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
-        self.start_rollout_id = states[0].start_rollout_id if states else 0
+        resumed = states[0].start_rollout_id if states else 0
+        self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
         if resume_from is not None:
             self.weight_version = read_meta(resume_from)["weight_version"]
-            reference = self._rollout.load.remote(str(resume_from / "rollout"), self.start_rollout_id - 1)
+            reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
 
     def _start_workers(self, plan: SlotPlan) -> list[Any]:

@@ -30,6 +30,7 @@ _OF_POLICY = (
     "get_mismatch_metrics",
     "use_opd",
     "dynamic_sampling_filter_path",
+    "partial_rollout",
 )
 
 

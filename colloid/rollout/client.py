@@ -48,6 +48,23 @@ class RequestScope:
 _SCOPE: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("colloid_request_scope", default=None)
 
 
+_CUTS: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("colloid_cuts", default=None)
+
+
+def watch_cuts() -> list[str]:
+    """A list that grows by each answer, in this task and those that it starts, that an abort cut short."""
+    cuts: list[str] = []
+    _CUTS.set(cuts)
+    return cuts
+
+
+def note_cut(name: str) -> None:
+    """An answer was cut short by the abort of its rollout."""
+    cuts = _CUTS.get()
+    if cuts is not None:
+        cuts.append(name)
+
+
 class EngineClient:
     """Asynchronous; used from one event loop.
 
@@ -129,7 +146,10 @@ class EngineClient:
                     logger.warning("%s; sending it again (%d of %d)", error, attempt + 2, self._max_attempts)
                     await asyncio.sleep(self._retry_delay * 2**attempt)
                 else:
-                    if last or not _aborted(answer) or (scope is not None and scope.aborted):
+                    if not _aborted(answer):
+                        return answer
+                    if last or (scope is not None and scope.aborted):
+                        note_cut(name)
                         return answer
                     logger.warning("the engine aborted the request of %s; sending it again", name)
         raise AssertionError("unreachable")

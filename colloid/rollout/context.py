@@ -6,6 +6,7 @@ The manager sets the context for the tasks of its rollouts; outside of a rollout
 from __future__ import annotations
 
 import contextvars
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,9 +15,11 @@ from typing import Any
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestScope
-from colloid.rollout.custom_generate import GenerateFunction, next_turn_seed
+from colloid.rollout.conversation import generate_single, next_turn_seed
+from colloid.rollout.custom_generate import GenerateFunction
 from colloid.rollout.grading import Grader
-from colloid.rollout.options import SamplingOptions
+from colloid.rollout.group_hooks import load_sample_hooks
+from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
 
 
@@ -37,6 +40,8 @@ class RolloutContext:
     tokenizer: Any
     grader: Grader
     eval_sets: list[EvalSet] = field(default_factory=list)
+    end_ids: list[int] = field(default_factory=list)
+    """Tokens that end generation, as the model's directory says."""
 
     def runner(
         self,
@@ -59,12 +64,18 @@ class RolloutContext:
             load_generate=self._load_generate,
             evaluation=evaluation,
             reward_key=reward_key,
+            end_ids=self.end_ids,
+            partial=PartialOptions() if evaluation else partial_options(self.args),
+            sample_hooks=load_sample_hooks(self.args),
         )
 
     def _load_generate(self, path: str) -> GenerateFunction:
         from colloid.hooks import bind, load_hook
 
-        return bind(load_hook(path, "custom_generate"), self.args)
+        hook = load_hook(path, "custom_generate")
+        # A file that calls it without an import means this one.
+        getattr(inspect.unwrap(hook.target), "__globals__", {}).setdefault("generate_single", generate_single)
+        return bind(hook, self.args)
 
 
 _CONTEXT: contextvars.ContextVar[RolloutContext | None] = contextvars.ContextVar("colloid_rollout", default=None)

@@ -9,7 +9,8 @@ Invariants:
 2. Every drawn group ends as kept, dropped, or given back to the source; `RolloutCounts` says how many of each.
 3. It ends: at most `max_draws` groups are drawn.
 4. Deterministic: groups are drawn in waves, decided in the order in which they were drawn, and surplus is finished
-   rather than aborted. So the outcome does not depend on what finishes first.
+   rather than aborted. So the outcome does not depend on what finishes first. (With `--partial-rollout` too: what goes
+   on later is then only what a generate function gave up.)
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from colloid.data.source import Group, is_finished
-from colloid.errors import DataError, HookError
+from colloid.data.groups import Group, is_finished, is_partial
+from colloid.data.sample import Status
+from colloid.errors import HookError
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import current_context
 from colloid.rollout.filters import load_filter
+from colloid.rollout.group_hooks import call_group_hooks
 from colloid.rollout.options import RolloutOptions, rollout_options, training_sampling
 from colloid.rollout.runner import GroupRunner
+from colloid.rollout.source_calls import give_back, keeps_samples, mark_consumed, take_groups
 from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnTrainOutput
 
 logger = logging.getLogger(__name__)
@@ -39,6 +43,11 @@ class GroupCollector:
 
     Args:
         dynamic_filter: of a group's samples; None: every group is kept.
+
+    Attributes:
+        counts: what became of the groups that were drawn.
+        decided: the groups that were kept or filtered, as they were decided. One that is given back is decided in a
+            later rollout, so that each group is decided once.
     """
 
     def __init__(
@@ -62,6 +71,7 @@ class GroupCollector:
         self._running: dict[asyncio.Task[Group], Group] = {}
         self._drawn_order: dict[int, int] = {}
         self.counts = RolloutCounts()
+        self.decided: list[Group] = []
 
     async def collect(self) -> list[Group]:
         """Exactly `batch_size` finished groups.
@@ -91,21 +101,12 @@ class GroupCollector:
         allowed = self._options.max_draws - self.counts.submitted
         if missing > 0 and allowed > 0:
             count = min(max(missing, self._options.over_sampling_batch_size or 0), allowed)
-            for group in self._groups(count):
+            for group in take_groups(self._source, count):
+                self.counts.continued_samples += _partial_samples(group)
                 self._drawn_order[id(group)] = len(self._drawn_order)
                 self._running[asyncio.ensure_future(self._runner.run(group))] = group
                 self.counts.submitted += 1
         return bool(self._running)
-
-    def _groups(self, count: int) -> list[Group]:
-        groups = self._source.get_samples(count)
-        if len(groups) != count or not all(isinstance(group, list) and group for group in groups):
-            shape = [len(group) if isinstance(group, list) else type(group).__name__ for group in groups]
-            raise DataError(
-                f"{type(self._source).__name__}.get_samples({count}) must return {count} groups (lists of Samples); "
-                f"it returned {len(groups)}: {shape}"
-            )
-        return groups
 
     async def _take(self, *, wait_for_all: bool) -> None:
         """Waits for a running group (or all), and decides about the finished ones in the order of drawing."""
@@ -127,6 +128,8 @@ class GroupCollector:
         if self._missing() <= 0:
             self._surplus.append(group)
             return
+        self.decided.append(group)
+        self.counts.failed_samples += sum(sample.status is Status.FAILED for sample in group)
         verdict = DynamicFilterOutput(True) if self._filter is None else self._filter(group)
         if verdict.keep:
             self._kept.append(group)
@@ -136,7 +139,8 @@ class GroupCollector:
         self.counts.reasons[reason] = self.counts.reasons.get(reason, 0) + 1
         if verdict.keep_when_insufficient and len(self._fillers) < self._options.batch_size:
             self._fillers.append(group)
-        mark_consumed(self._source, [drawn])
+        else:
+            mark_consumed(self._source, [drawn])
 
     async def _stop_running(self) -> None:
         """Aborts what still runs (or, deterministic, lets it finish)."""
@@ -151,12 +155,16 @@ class GroupCollector:
         if late:
             names = [_first_index(self._running[task]) for task in late]
             logger.warning(
-                "groups (first samples %s) did not end within %.0f s of their abort%s; they start anew",
+                "groups (first samples %s) did not end within %.0f s of their abort%s; they are cancelled",
                 *(sorted(names), ABORT_DEADLINE, f" (engines {', '.join(unreachable)})" if unreachable else ""),
             )
         for task in done:
-            drawn = self._running.pop(task)
-            group = task.result() if task.exception() is None else drawn
+            group = self._running.pop(task)
+            error = task.exception()
+            if error is None:
+                group = task.result()
+            else:
+                logger.warning("the group of sample %d was aborted, and ended with %r", _first_index(group), error)
             finished = is_finished(group)
             self.counts.finished += finished
             self.counts.aborted += not finished
@@ -167,10 +175,11 @@ class GroupCollector:
             self._surplus.append(self._running[task])
 
     def _fill(self) -> None:
-        missing = self._missing()
-        if missing <= 0:
+        missing = max(self._missing(), 0)
+        fillers, spare = self._fillers[:missing], self._fillers[missing:]
+        mark_consumed(self._source, spare)
+        if not missing:
             return
-        fillers = self._fillers[:missing]
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.counts.reasons.items()))
         what = (
             f"of {self.counts.submitted} groups the dynamic filter dropped {self.counts.filtered} ({reasons}) and "
@@ -187,8 +196,13 @@ class GroupCollector:
 
     def _give_back(self) -> None:
         self._surplus.sort(key=_first_index)
-        self.counts.carried = len(self._surplus)
-        self._source.add_samples(self._surplus)
+        if keeps_samples(self._source):
+            self.counts.carried = len(self._surplus)
+        else:
+            self.counts.discarded = len(self._surplus)
+        give_back(self._source, self._surplus)
+        self.counts.partial_samples = sum(_partial_samples(group) for group in self._surplus)
+        self.counts.restarted_samples = self._runner.restarted
 
 
 async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluation: bool = False):
@@ -207,13 +221,13 @@ async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluat
         dynamic_filter = load_filter(path, args) if path else None
         collector = GroupCollector(data_source, runner, context.client, scope, rollout_options(args), dynamic_filter)
         groups = await collector.collect()
+    decided = sorted(collector.decided, key=_first_index)
+    await asyncio.to_thread(call_group_hooks, args, groups, decided, data_source)
     return RolloutFnTrainOutput(groups, collector.counts.metrics())
 
 
-def mark_consumed(source: Any, groups: list[Group]) -> None:
-    """Tells a source that keeps books of what it handed out (a user's class need not)."""
-    if hasattr(source, "mark_consumed"):
-        source.mark_consumed(groups)
+def _partial_samples(group: Group) -> int:
+    return sum(is_partial(sample) for sample in group)
 
 
 def _first_index(group: Group) -> int:

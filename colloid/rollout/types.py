@@ -40,17 +40,30 @@ class DynamicFilterOutput:
 
 @dataclass
 class RolloutCounts:
-    """What became of the groups of one rollout. Nothing is dropped without being counted here."""
+    """What became of the groups of one rollout. Nothing is dropped without being counted here.
+
+    submitted = kept - filled + filtered + carried + discarded.
+    """
 
     submitted: int = 0
+    """Drawn from the data source; those that came finished from its buffer included."""
     finished: int = 0
     filtered: int = 0
     carried: int = 0
     """Given back to the data source: surplus groups, and aborted ones."""
+    discarded: int = 0
+    """The same where the data source keeps none."""
     aborted: int = 0
     filled: int = 0
     """Dropped by the filter, and trained after all because too few were left."""
     failed_samples: int = 0
+    """Of the groups that were kept or filtered."""
+    continued_samples: int = 0
+    """Drawn with tokens of an earlier rollout, to go on."""
+    partial_samples: int = 0
+    """Given back with tokens, to go on later."""
+    restarted_samples: int = 0
+    """Whose generate function went on after an abort, so that what it made since the start of its call is dropped."""
     reasons: dict[str, int] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
@@ -59,9 +72,13 @@ class RolloutCounts:
             "rollout/num_finished_groups": self.finished,
             "rollout/num_filtered_groups": self.filtered,
             "rollout/num_carried_groups": self.carried,
+            "rollout/num_discarded_groups": self.discarded,
             "rollout/num_aborted_groups": self.aborted,
             "rollout/num_filled_groups": self.filled,
             "rollout/num_failed_samples": self.failed_samples,
+            "rollout/num_continued_samples": self.continued_samples,
+            "rollout/num_partial_samples": self.partial_samples,
+            "rollout/num_restarted_samples": self.restarted_samples,
         }
         values |= {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in self.reasons.items()}
         return {name: float(value) for name, value in values.items()}

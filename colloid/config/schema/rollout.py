@@ -16,8 +16,13 @@ ROLLOUT = (
     opt("--rollout-skip-special-tokens", FLAG, None, "Leave special tokens out of the response's text."),
     opt("--sglang-server-concurrency", "int", 512, "Requests in flight an engine.", low=1),
     opt("--max-turns", "int", None, "Turns of a conversation; for the generate function.", low=1),
-    opt("--partial-rollout", FLAG, None, "Aborted samples go on in a later rollout.", **LATER),
-    opt("--mask-offpolicy-in-partial-rollout", FLAG, None, "Train only what the current weights generated.", **LATER),
+    opt("--partial-rollout", FLAG, None, "Aborted samples go on in a later rollout."),
+    opt(
+        "--mask-offpolicy-in-partial-rollout",
+        FLAG,
+        None,
+        "Train of continued samples only what is new.",
+    ),
     opt(
         "--rollout-data-transport",
         "str",
@@ -97,9 +102,9 @@ HOOKS = (
         "colloid.rollout.generate.generate_rollout",
         "Function that makes a rollout.",
     ),
-    opt("--rollout-sample-hook-path", "str", (), "Function called with each finished sample.", repeat=True, **LATER),
-    opt("--rollout-sample-filter-path", "str", None, "Function that sets `sample.remove_sample`.", **LATER),
-    opt("--rollout-all-samples-process-path", "str", None, "Function called with all samples of a rollout.", **LATER),
+    opt("--rollout-sample-hook-path", "str", (), "Function called with each finished sample.", repeat=True),
+    opt("--rollout-sample-filter-path", "str", None, "Function that sets `sample.remove_sample`."),
+    opt("--rollout-all-samples-process-path", "str", None, "Function called with all samples of a rollout."),
     opt(
         "--rollout-data-postprocess-path", "str", None, "Function called on the trainer rank after log-probs.", **LATER
     ),
