@@ -1,8 +1,9 @@
 """Is a mathematical answer right? math-verify decides, behind a fast path for what needs no algebra.
 
-The fast path answers only where math-verify's verdict is plain from the text: the label is a plain number, and the
-response holds exactly one candidate, itself a plain number. Everything else is left to math-verify, which is slow (up
-to seconds) and can hang, and so runs in a worker process.
+The fast path answers only where math-verify's verdict is plain from the text: the response has one `\\boxed{…}`, which
+holds the label letter by letter; or the label is a plain number, and the response holds exactly one candidate, itself a
+plain number. Everything else is left to math-verify, which is slow (up to seconds) and can hang, and so runs in a worker
+process.
 """
 
 from __future__ import annotations
@@ -15,6 +16,11 @@ _NUMBER = r"-?(?:0|[1-9]\d{0,14})(?:\.\d{1,6})?"
 _PLAIN_NUMBER = re.compile(_NUMBER)
 _BOXED_NUMBER = re.compile(r"\\boxed\{\s*(" + _NUMBER + r")\s*\}")
 _LONE_NUMBER = re.compile(r"(?:^|(?<=\s))(" + _NUMBER + r")(?=[.!]?(?:\s|$))")
+_READABLE = re.compile(r"[A-Za-z0-9\\{}()\[\]+\-*/=^_,.<>|!: &%]{1,200}")
+_COMMAND = re.compile(r"\\(?:[A-Za-z]+|.)(?:\{\})?")
+_NO_CONTENT = " {}()[]+-*/=^_,.<>|!:&%"
+_FINAL_ANSWER = re.compile(r"(?i)final answer")
+_PERCENT = re.compile(r"[^A-Za-z0-9]*(?:%|[Pp]ercent|[Pp]ct)")
 _LATEX = re.compile(r"[\\${}\[\]]")
 _END_TOKENS = re.compile(r"<\|[A-Za-z_]+\|>|</s>")
 
@@ -22,12 +28,42 @@ _END_TOKENS = re.compile(r"<\|[A-Za-z_]+\|>|</s>")
 def fast_verdict(response: str, label: str) -> bool | None:
     """Whether the response's answer is the label; None where only math-verify can tell."""
     label = label.strip()
+    if _boxes(response, label):
+        return True
     if not _PLAIN_NUMBER.fullmatch(label):
         return None
     candidate = _only_candidate(_END_TOKENS.sub(" ", response))
     if candidate is None:
         return None
     return candidate != "" and Decimal(candidate) == Decimal(label)
+
+
+def _boxes(response: str, label: str) -> bool:
+    """Whether the response's only box holds exactly the label, where math-verify takes that for the answer.
+
+    It prefers a box to all but what follows "final answer", reads both texts alike, and so finds them equal unless it
+    can read neither; a percent sign behind the box would be taken for part of the answer.
+    """
+    start = response.find("\\boxed{")
+    if start < 0 or response.find("\\boxed", start + 1) >= 0 or not _READABLE.fullmatch(label):
+        return False
+    begin = start + len("\\boxed{")
+    inside = response[begin : begin + len(label) + 8]
+    lead = len(inside) - len(inside.lstrip())
+    if not inside.startswith(label, lead) or not _balanced(label):
+        return False
+    after = response[begin + lead + len(label) :].lstrip()
+    plain = after.startswith("}") and not _PERCENT.match(after, 1) and _FINAL_ANSWER.search(response) is None
+    return plain and _COMMAND.sub("", label).strip(_NO_CONTENT) != ""
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for character in text:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _only_candidate(text: str) -> str | None:
