@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer, so that schedules with long waits run at once, and repeat exactly."""
+"""An event loop whose clock jumps to the next timer: schedules with long waits run at once, and repeat exactly."""
 
 from __future__ import annotations
 

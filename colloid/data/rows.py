@@ -47,9 +47,22 @@ class PromptDataset:
     """Changes when a prompt or label changes."""
     num_bad: int = 0
     """Rows that `--skip-bad-rows` left out."""
+    drawn: list[int] = field(default_factory=lambda: [0], compare=False, repr=False)
+    """How many rows `sample` has given, its one entry; a data source saves it."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def sample(self, count: int) -> list[PromptRow]:
+        """`count` rows at random: the next ones of an endless pass, each time round in another order.
+
+        For data sources of users; every row comes once before any comes twice.
+        """
+        size = len(self.rows)
+        places = range(self.drawn[0], self.drawn[0] + count)
+        self.drawn[0] += count
+        orders = {turn: np.random.default_rng(turn).permutation(size) for turn in {place // size for place in places}}
+        return [self.rows[orders[place // size][place % size]] for place in places]
 
     def head(self) -> list[PromptRow]:
         """The rows that can be looked at before the run: all."""

@@ -115,6 +115,7 @@ class RolloutDataSource:
             "metadata": self.metadata,
             "fingerprint": getattr(self.dataset, "fingerprint", None),
             "dataset": self.dataset.state() if isinstance(self.dataset, (PromptStream, Mixture)) else None,
+            "drawn": self.dataset.drawn[0] if isinstance(self.dataset, PromptDataset) else None,
             "returned": [to_dicts(group) for group in self._returned],
             "in_flight": [
                 to_dicts(group if is_finished(group) else taken) for group, taken in self._in_flight.values()
@@ -126,6 +127,8 @@ class RolloutDataSource:
         self.offset, self.epoch = int(state["offset"]), int(state["epoch"])
         self.group_index, self.sample_index = int(state["group_index"]), int(state["sample_index"])
         self.metadata = state.get("metadata") or {}
+        if isinstance(self.dataset, PromptDataset):
+            self.dataset.drawn[0] = state.get("drawn") or 0
         self._returned = self._loaded([*state["in_flight"], *state["returned"]])
         self._in_flight = {}
         if isinstance(self.dataset, (PromptStream, Mixture)):

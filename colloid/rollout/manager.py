@@ -35,7 +35,7 @@ from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
 from colloid.rollout.evaluate import evaluation_metrics
 from colloid.rollout.grading import Grader
-from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_useless_rewards
+from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_failures, warn_of_useless_rewards
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
@@ -118,6 +118,7 @@ class RolloutManager:
         if self._args.save_debug_rollout_data:
             path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
             await asyncio.to_thread(save_rollout, path, samples)
+        warn_of_failures(samples, rollout_id)
         check_not_all_failed(samples, f"rollout {rollout_id}")
         batch = rollout_batch(self._args, samples)
         if rewarded(self._args) and not self._args.use_opd:

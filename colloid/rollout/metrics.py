@@ -9,7 +9,7 @@ import numpy as np
 from colloid.data.batch import RolloutBatch
 from colloid.data.ledger import FORKED
 from colloid.data.sample import Sample, Status
-from colloid.rollout.conversation import TEXT_ONLY
+from colloid.rollout.conversation import REWRITTEN, TEXT_ONLY
 from colloid.rollout.filters import TOLERANCE
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,10 @@ def multi_turn_metrics(samples: list[Sample], batch: RolloutBatch) -> dict[str, 
     first[filled] = mask[batch.response_offsets[:-1][filled]]
     turns = _sums(starts, batch.response_offsets) + first
     inserted = _sums(mask == 0, batch.response_offsets)
-    metrics = {"multi_turn/branches": float(sum(bool(sample.metadata.get(FORKED)) for sample in samples))}
+    metrics = {
+        "multi_turn/branches": float(sum(bool(sample.metadata.get(FORKED)) for sample in samples)),
+        "multi_turn/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN, 0) for sample in samples)),
+    }
     for name, values in (("turns", turns), ("inserted_tokens", inserted)):
         for way in ("mean", "max", "min"):
             metrics[f"multi_turn/{name}/{way}"] = float(getattr(values, way)())
@@ -74,6 +77,18 @@ def _sums(values: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """int64 [B]: of each sample the sum over its response tokens."""
     totals = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
     return totals[offsets[1:]] - totals[offsets[:-1]]
+
+
+def warn_of_failures(samples: list[Sample], rollout_id: int) -> None:
+    """Warns, with the text of a sample, where all of them FAILED."""
+    if not samples or any(sample.status is not Status.FAILED for sample in samples):
+        return
+    sample = samples[0]
+    logger.warning(
+        "rollout %d: all %d samples FAILED. Sample %s: %s\n  prompt:   %s\n  response: %s (%d tokens)\n  label:    %s",
+        *(rollout_id, len(samples), sample.index, sample.metadata.get("error"), _head(sample.prompt)),
+        *(_head(sample.response), sample.response_length, _head(sample.label)),
+    )
 
 
 def warn_of_useless_rewards(samples: list[Sample], batch: RolloutBatch, rollout_id: int) -> None:
