@@ -32,13 +32,8 @@ def load_dataset(args: Any) -> PromptDataset | PromptStream | Mixture:
     return Mixture(sources, weights, seed=seed)
 
 
-def load_options(args: Any) -> LoadOptions:
-    """How all data files are read."""
-    return LoadOptions(args.skip_bad_rows, args.num_data_workers)
-
-
 def _in_memory(args: Any, files: list) -> PromptDataset:
-    tokenizer, options = load_tokenizer(args.hf_checkpoint), load_options(args)
+    tokenizer, options = load_tokenizer(args.hf_checkpoint), LoadOptions(args.skip_bad_rows, args.num_data_workers)
     if takes_conversations(args):
         end_ids = end_token_ids(args.hf_checkpoint, args.hf_config)
         return load_conversations(files, tokenizer, conversation_format(args), end_ids, options)

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,9 +220,11 @@ class PromptStream:
         digest = xxhash.xxh3_128(repr([self._seed, self._shuffle, self._window]).encode())
         for file in self._files:
             digest.update(str(file).encode())
+            open_rows(file, self._processor.columns).close()  # is it there, and has it the columns?
             if file.kind == "datasets":
+                for path in sorted(Path(file.path).rglob("*.json")):
+                    digest.update(path.read_bytes())
                 continue
-            open_rows(file, self._processor.columns).close()
             size = os.path.getsize(file.path)
             digest.update(str(size).encode())
             with open(file.path, "rb") as opened:

@@ -10,12 +10,13 @@ from typing import Any
 
 from colloid.config.sft import serves, takes_conversations
 from colloid.data.mixture import Mixture
-from colloid.data.opening import context_length, load_dataset, load_options, prompt_format
+from colloid.data.opening import context_length, load_dataset, prompt_format
 from colloid.data.prompts import load_prompts
+from colloid.data.reading import LoadOptions
 from colloid.data.rows import PromptDataset
 from colloid.data.source import RolloutDataSource, RolloutDataSourceWithBuffer
 from colloid.data.stream import PromptStream
-from colloid.errors import ConfigError, DataError
+from colloid.errors import ConfigError
 from colloid.rewards.registry import get_reward
 from colloid.rollout.context import EvalSet
 from colloid.rollout.evaluate import check_eval_names
@@ -77,7 +78,8 @@ def load_eval_sets(args: Any, tokenizer: Any) -> list[EvalSet]:
     )
     pairs = [(str(name), str(path)) for name, path in (args.eval_prompt_data or [])]
     check_eval_names([name for name, _ in pairs])
-    return [EvalSet(name, load_prompts(path, tokenizer, eval_format, load_options(args))) for name, path in pairs]
+    options = LoadOptions(args.skip_bad_rows)
+    return [EvalSet(name, load_prompts(path, tokenizer, eval_format, options)) for name, path in pairs]
 
 
 def load_rollout_function(args: Any) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -58,10 +59,15 @@ def test_two_deterministic_runs_are_the_same_bit_by_bit(args, fleet):
         for name, values in vars(one.batches[0].samples).items():
             np.testing.assert_array_equal(values, getattr(other.batches[0].samples, name), err_msg=name)
     assert first_eval["eval/nine"] == second_eval["eval/nine"]
+    files = sorted(path.name for path in Path(args.run_dir, "rollouts").iterdir())
+    assert files == ["000000.parquet", "000001.parquet", "eval_nine_000002.parquet"]
 
 
-def test_the_engine_reports_a_log_prob_and_a_version_for_every_token(args, fleet):
+def test_the_engine_reports_a_log_prob_and_a_version_for_every_token(args, fleet, monkeypatch):
+    shutil.rmtree(Path(args.run_dir, "rollouts"), ignore_errors=True)
+    monkeypatch.setattr(args, "save_rollouts", False)
     results, _ = two_rollouts(args, fleet)
+    assert not Path(args.run_dir, "rollouts").exists(), "--no-save-rollouts"
     for result in results:
         columns = result.batches[0].samples
         assert columns.num_samples == 16
