@@ -52,6 +52,11 @@ class Request:
     """The last turn of that branch that it has."""
     continues: bool
     """It goes on with its last message, which is the assistant's, rather than with a new one."""
+    text: str
+    """Of the ids."""
+    rewritten: bool = False
+    """The chat template would show the conversation otherwise than it was sampled: it drops thoughts, or the client
+    wrote a message down in another way."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,9 @@ class _Turn:
     versions: list[int]
     forms: frozenset[str]
     """Keys under which its message may come back."""
+    context: str
+    """The text before it."""
+    text: str
     own: bool = True
     """Sampled in this branch, not in the one that it left."""
 
@@ -84,6 +92,8 @@ class TokenLedger:
         self._renderer = renderer
         self._branches: list[_Branch] = []
         self._last: int | None = None
+        self.num_rewritten = 0
+        """Recorded turns whose request was `rewritten`. What was sampled stays in the context as it was sampled."""
 
     @property
     def num_turns(self) -> int:
@@ -108,13 +118,17 @@ class TokenLedger:
         continues = messages[-1].get("role") == "assistant"
         found = self._longest(keys, tools_key)
         if found is None:
-            return Request(self._renderer.prompt_ids(messages, tools), keys, tools_key, None, 0, continues)
+            ids, text = self._renderer.prompt(messages, tools)
+            return Request(ids, keys, tools_key, None, 0, continues, text)
         number, place = found
         turn = self._branches[number].turns[place]
-        ids = self._branches[number].ids[: turn.end]
-        if turn.num_messages < len(keys):
-            ids = ids + self._renderer.appended_ids(messages, turn.num_messages - 1, ids[-1], tools)
-        return Request(ids, keys, tools_key, number, place, continues)
+        ids, text = self._branches[number].ids[: turn.end], turn.context + turn.text
+        if turn.num_messages == len(keys):
+            return Request(ids, keys, tools_key, number, place, continues, text)
+        new = self._renderer.appended(messages, turn.num_messages - 1, ids[-1], tools)
+        ids, text = ids + new.ids, text + new.text
+        rewritten = self._renderer.render(messages, tools) != text
+        return Request(ids, keys, tools_key, number, place, continues, text, rewritten)
 
     def record(
         self,
@@ -151,8 +165,11 @@ class TokenLedger:
         branch.keys = [*keys, forms]
         branch.ids = [*request.ids, *ids]
         start = len(request.ids)
-        branch.turns.append(_Turn(start, start + len(ids), len(branch.keys), log_probs, versions, forms))
+        text = self._renderer.shown(ids)
+        turn = _Turn(start, start + len(ids), len(branch.keys), log_probs, versions, forms, request.text, text)
+        branch.turns.append(turn)
         self._last = number
+        self.num_rewritten += request.rewritten
 
     def samples(self, sample: Sample) -> list[Sample]:
         """The branches as samples, in the order in which they began; those without a turn of their own are left out.

@@ -16,11 +16,20 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from colloid.data.conversations import MARKER, end_tokens
 from colloid.data.prompts import Messages, render_messages
 from colloid.errors import DataError
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What stands behind a sampled message."""
+
+    ids: list[int]
+    text: str
 
 
 class TurnRenderer:
@@ -37,16 +46,33 @@ class TurnRenderer:
         self._kwargs = template_kwargs or {}
         self._ends = set(tokenizer.convert_tokens_to_ids(end_tokens(tokenizer, end_ids)))
 
-    def prompt_ids(self, messages: Messages, tools: list | None = None) -> list[int]:
-        """Ids of the whole conversation, up to where generation begins.
+    def prompt(self, messages: Messages, tools: list | None = None) -> tuple[list[int], str]:
+        """Ids and text of the whole conversation, up to where generation begins.
 
         Raises:
             DataError: the template refuses the messages.
         """
-        return self._ids(self._render(messages, tools))
+        text = self.render(messages, tools)
+        return self.text_ids(text), text
 
-    def appended_ids(self, messages: Messages, index: int, last_id: int, tools: list | None = None) -> list[int]:
-        """Ids of what stands behind a sampled message, up to where generation goes on.
+    def render(self, messages: Messages, tools: list | None = None) -> str:
+        """The text of the whole conversation, up to where generation begins. Templates differ in how they want calls of
+        tools; all ways are tried.
+
+        Raises:
+            DataError: the template refuses the messages.
+        """
+        first: DataError | None = None
+        for variant in _variants(messages):
+            try:
+                return render_messages(variant, self._tokenizer, tools=tools, **self._kwargs)
+            except DataError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def appended(self, messages: Messages, index: int, last_id: int, tools: list | None = None) -> Appended:
+        """What stands behind a sampled message, up to where generation goes on.
 
         Args:
             index: of the sampled message; at least one message comes behind it.
@@ -56,16 +82,17 @@ class TurnRenderer:
             DataError: the template refuses the messages, or does not show the sampled one.
         """
         marked = [*messages[:index], {"role": "assistant", "content": MARKER}, *messages[index + 1 :]]
-        before, marker, behind = self._render(marked, tools).rpartition(MARKER)
+        before, marker, behind = self.render(marked, tools).rpartition(MARKER)
         if not marker or MARKER in before:
             raise DataError(
                 f"the chat template does not show message {index} (of the assistant's) as it is given, so that what "
                 "comes behind it cannot be told from it"
             )
-        ids = self._ids(behind)
+        ids = self.text_ids(behind)
         if ids and (ids[0] == last_id or (last_id in self._ends and ids[0] in self._ends)):
-            return ids[1:]
-        return ids
+            behind = behind.removeprefix(self.shown(ids[:1]))
+            ids = ids[1:]
+        return Appended(ids, behind)
 
     def text(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """The text of sampled ids, without the token that ended them."""
@@ -74,23 +101,13 @@ class TurnRenderer:
             ids = ids[:-1]
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def shown(self, ids: Sequence[int]) -> str:
+        """The text of ids, with all special tokens."""
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
     def text_ids(self, text: str) -> list[int]:
         """The ids of a text, as it is."""
-        return self._ids(text)
-
-    def _ids(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def _render(self, messages: Messages, tools: list | None) -> str:
-        """The text; templates differ in how they want calls of tools, so that all ways are tried."""
-        first: DataError | None = None
-        for variant in _variants(messages):
-            try:
-                return render_messages(variant, self._tokenizer, tools=tools, **self._kwargs)
-            except DataError as error:
-                first = first or error
-        assert first is not None
-        raise first
 
 
 def _variants(messages: Messages) -> list[Messages]:

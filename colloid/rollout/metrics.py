@@ -65,7 +65,9 @@ def multi_turn_metrics(samples: list[Sample], batch: RolloutBatch) -> dict[str, 
     inserted = _sums(mask == 0, batch.response_offsets)
     metrics = {
         "multi_turn/branches": float(sum(bool(sample.metadata.get(FORKED)) for sample in samples)),
-        "multi_turn/rewritten_turns": float(sum(sample.metadata.get(REWRITTEN, 0) for sample in samples)),
+        "multi_turn/rewritten_turns": float(
+            sum(sample.metadata.get(REWRITTEN, 0) for sample in samples if not sample.metadata.get(FORKED))
+        ),
     }
     for name, values in (("turns", turns), ("inserted_tokens", inserted)):
         for way in ("mean", "max", "min"):
