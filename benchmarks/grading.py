@@ -18,7 +18,7 @@ from colloid.rewards.math import fast_verdict, verify, warm_up
 
 SECONDS = 5.0
 EXACT = ["42", "-7", "3.14", r"\frac{1}{2}", r"2\sqrt{3}", "x^2+2x+1", "(1,2)", r"\frac{\sqrt{3}}{2}", r"6\pi", "1,000"]
-REST = [(r"\frac{2}{4}", r"\frac{1}{2}"), ("0.5", r"\frac{1}{2}"), (r"\sqrt{12}", r"2\sqrt{3}"), ("7", "x+1"), ("6", "5")]
+REST = [(r"\frac{2}{4}", r"\frac{1}{2}"), ("0.5", r"\frac{1}{2}"), (r"\sqrt{12}", r"2\sqrt{3}"), ("7", "x+1")]
 RESPONSE = """Let $x$ be the number. From $x + a = {number}$ and $a > 0$ it follows that
 $$x = {number} - a,$$ and since \\(a = 1\\) is the only case left, the result is
 

@@ -67,7 +67,7 @@ class Judge:
             GradingFailed: there is none.
         """
         if self.form.batched:
-            future = asyncio.getrunning_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
             self._waiting.append((sample, future))
             self._start_call()
             outcome = await future

@@ -2,8 +2,8 @@
 
 The fast path answers only where math-verify's verdict is plain from the text: the response has one `\\boxed{…}`, which
 holds the label letter by letter; or the label is a plain number, and the response holds exactly one candidate, itself a
-plain number. Everything else is left to math-verify, which is slow (up to seconds) and can hang, and so runs in a worker
-process.
+plain number. Everything else is left to math-verify, which is slow (up to seconds) and can hang, and so runs in a
+worker process.
 """
 
 from __future__ import annotations
