@@ -88,7 +88,7 @@ HOOKS = (
         "--custom-generate-function-path",
         "str",
         None,
-        "`async (args, sample, sampling_params[, evaluation]) -> Sample`.",
+        "`async (args, sample, sampling_params[, evaluation]) -> Sample`, or `async (args, samples, evaluation)`.",
     ),
     opt(
         "--dynamic-sampling-filter-path",
