@@ -4,6 +4,7 @@ import pyarrow.parquet
 import pytest
 
 from colloid.config import parse
+from colloid.config.prompt_files import parse_prompt_file, unreadable
 from colloid.data.sample import Sample, Status
 from colloid.errors import ConfigError
 from colloid.rollout.record import write_samples
@@ -88,16 +89,15 @@ def test_options_of_data_that_make_no_sense_are_errors(argv, words):
     assert words in str(caught.value)
 
 
-def test_files_that_cannot_be_read_are_named_before_anything_starts(tmp_path, tiny_model_dir):
+def test_names_under_which_there_is_nothing_to_read_are_told(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"prompt": "a"}')
-    argv = ["--hf-checkpoint", str(tiny_model_dir()), "--outputs-dir", str(tmp_path / "outputs"), "--prompt-data"]
-    for names, words in [
-        ([f"{tmp_path}/a.jsonl@[:1]", f"{tmp_path}/b.parquet"], "b.parquet: there is no such file"),
-        ([str(tmp_path)], "is a directory without a state.json or dataset_dict.json; give JSONL"),
-    ]:
-        with pytest.raises(ConfigError) as caught:
-            parse([*argv, *names])
-        assert words in str(caught.value)
+    for name, words in {
+        "a.jsonl@[:1]": None,
+        "b.parquet@[:1]": "b.parquet: there is no such file (looked for /",
+        ".": "is a directory without a state.json or dataset_dict.json; give JSONL",
+    }.items():
+        text = unreadable(parse_prompt_file(f"{tmp_path}/{name}"), "--prompt-data")
+        assert text is None if words is None else words in text
 
 
 def test_details_are_dumped_to_files_that_were_not_named():
