@@ -173,6 +173,11 @@ def resolve_num_rollout(args: Args, dataset_length: int) -> int:
         ConfigError: the data does not fill one rollout.
     """
     if args.num_rollout is None:
+        if not dataset_length and "data_source_path" in args.given:
+            raise ConfigError(
+                f"the data source {args.data_source_path} has no length (__len__, or that of its dataset), so nothing "
+                "says how long the run is; give --num-rollout"
+            )
         total = args.num_epoch * dataset_length
         if total < args.rollout_batch_size:
             data = " ".join(args.prompt_data or ["the data source"])

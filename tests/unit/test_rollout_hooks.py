@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from colloid import RolloutDataSource, RolloutDataSourceWithBuffer, Sample
-from colloid.config import parse
+from colloid.config import parse, resolve_num_rollout
 from colloid.errors import ConfigError, DataError, HookError
 from colloid.rollout.batching import rollout_batch
 from colloid.rollout.group_hooks import call_group_hooks
@@ -25,13 +27,14 @@ STATUS = Sample.Status
 def run_args(tiny_model_dir, tmp_path):
     """`run_args(*flags)` -> the options of a small run with its data."""
 
-    def make(*flags, data=True, batch="3", samples="2"):
+    def make(*flags, data=True, batch="3", samples="2", rollouts="2"):
         path = tmp_path / "data.jsonl"
         path.write_text("".join(json.dumps({"prompt": f"What is {i}?", "label": str(i)}) + "\n" for i in range(10)))
         base = [
             *("--hf-checkpoint", str(tiny_model_dir()), "--rollout-batch-size", batch),
             *("--n-samples-per-prompt", samples, "--rollout-max-response-len", "6"),
-            *("--num-rollout", "2", "--outputs-dir", str(tmp_path / "outputs")),
+            *(("--num-rollout", rollouts) if rollouts else ()),
+            *("--outputs-dir", str(tmp_path / "outputs")),
             *(("--prompt-data", str(path)) if data else ()),
         ]
         return parse([*base, *map(str, flags)], "train")
@@ -389,3 +392,55 @@ def test_a_source_must_return_as_many_groups_as_asked(run_args, tmp_path):
     path = write(tmp_path, "short.py", text)
     with pytest.raises(DataError, match=r"MySource.get_samples\(3\) must return 3 groups.*returned 2"):
         with_manager(run_args("--data-source-path", path), lambda manager: manager.generate(0, 3))
+
+
+def test_a_source_without_a_length_needs_a_number_of_rollouts(run_args, tmp_path):
+    path = write(tmp_path, "my_source.py", SOURCES["dataset of its own"])
+    args = run_args("--data-source-path", path, data=False, rollouts=None)
+    with pytest.raises(ConfigError, match="my_source.py has no length.*give --num-rollout"):
+        resolve_num_rollout(args, RolloutManager(args).dataset_length())
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def snippet(page, heading):
+    """The first Python block under a heading of a page."""
+    text = (ROOT / "docs" / page).read_text()
+    return re.search(rf"^## {heading}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE).group(1)
+
+
+@pytest.mark.parametrize(
+    ("page", "headings"),
+    [
+        ("customization.md", {"Sample hook": "--rollout-sample-hook-path", "Data source": "--data-source-path"}),
+        (
+            "customization.md",
+            {
+                "Sample filter": "--rollout-sample-filter-path",
+                "All samples": "--rollout-all-samples-process-path",
+                "Buffer filter": "--buffer-filter-path",
+                "Train data": "--custom-convert-samples-to-train-data-path",
+            },
+        ),
+        ("customization.md", {"Rollout function": "--rollout-function-path"}),
+        ("rollout.md", {"Partial rollouts": "--custom-generate-function-path"}),
+    ],
+)
+def test_what_the_pages_show_runs(run_args, tmp_path, page, headings):
+    flags = []
+    for number, (heading, option) in enumerate(headings.items()):
+        flags += [option, write(tmp_path, f"shown_{number}.py", snippet(page, heading))]
+    if "--data-source-path" not in flags:
+        flags += ["--over-sampling-batch-size", "5", "--partial-rollout"]
+    args = run_args(*flags, "--rm-type", "random")
+    engine = FakeEngine(lambda payload: [40 + seeded(payload, 5)] * 3, lambda payload: seeded(payload, 3) * 0.01)
+
+    async def body(manager):
+        return [await manager.generate(rollout_id, 3) for rollout_id in range(2)], manager._source.metadata
+
+    results, metadata = with_manager(args, body, engine)
+    for result in results:
+        assert result.batches[0].samples.num_samples == 6
+        assert result.metrics["rollout/num_failed_samples"] == 0
+    assert ("solved" in metadata) == ("All samples" in headings)
