@@ -62,7 +62,7 @@ def tokenizer(tiny_model_dir):
 def run(tiny_model_dir, tmp_path):
     """`run(function, engine, *flags)` -> the columns of a rollout of 2 prompts with 2 samples, and its metrics."""
 
-    def make(function, engine, *flags, prompt=None):
+    def make(function, engine, *flags, prompt=None, body=None):
         path = tmp_path / f"custom_generate_{len(list(tmp_path.glob('*.py')))}.py"  # a file is imported once
         path.write_text(function)
         rows = [
@@ -74,22 +74,24 @@ def run(tiny_model_dir, tmp_path):
             [
                 *("--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(tmp_path / "agent.jsonl")),
                 *("--custom-generate-function-path", str(path), "--max-turns", "5"),
-                *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "1"),
+                *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "2"),
                 *("--rollout-max-response-len", "60", "--outputs-dir", str(tmp_path / "outputs"), *flags),
             ],
             "train",
         )
 
-        async def body():
+        async def rollout():
             async with engine.serve():
                 manager = RolloutManager(args)
                 await manager.start(engine.url, [engine.url], "key")
                 try:
-                    return await manager.generate(0, 3)
+                    return await (body(manager) if body else manager.generate(0, 3))
                 finally:
                     await manager.close()
 
-        result = asyncio.run(body())
+        result = asyncio.run(rollout())
+        if body is not None:
+            return result
         (batch,) = result.batches
         return batch.samples, result.metrics
 
@@ -170,6 +172,66 @@ def test_a_conversation_of_nobody_is_an_error_that_says_what_to_give(run, tokeni
     function = GROUP.replace("return samples", "return samples[:1]")
     with pytest.raises(HookError, match=r"all 2 samples that it was given; what it returned lacks samples \[1\]"):
         run(function, FakeEngine(calls_then_answers(tokenizer)))
+
+
+GATHERED = """
+import asyncio
+
+from colloid.rollout import generate_single
+
+
+async def hold(sample, turns):
+    conversation = sample.prompt
+    for _ in range(turns):
+        conversation.append({"role": "assistant", "content": await generate_single(conversation)})
+        conversation.append({"role": "user", "content": f"Again, {sample.index}?"})
+    sample.reward = float(sample.index)
+
+
+async def custom_generate(args, samples, evaluation=False):
+    await asyncio.gather(*(hold(sample, 1 + sample.index) for sample in samples))
+    return samples[::-1]
+"""
+
+
+def test_the_conversations_of_a_group_may_be_held_at_the_same_time(run, tokenizer):
+    engine = FakeEngine(calls_then_answers(tokenizer), delay=lambda payload: 0.01)
+    columns, _ = run(GATHERED, engine)
+    assert engine.max_running >= 4
+    for sample_id, raw, (tokens, mask, _) in zip(
+        columns.sample_ids, columns.raw_rewards, rows_of(columns), strict=True
+    ):
+        response = tokenizer.decode(tokens[len(tokens) - len(mask) :])
+        assert response.count(f"Again, {sample_id}?") == sample_id == raw, "what comes behind the last turn is not kept"
+        assert response.count("Again") == sample_id
+
+
+def test_a_group_that_an_abort_stops_is_asked_again_from_its_prompts(run, tokenizer):
+    slow = {2, 3}
+
+    def delay(payload):
+        left = int(tokenizer.decode(payload["input_ids"]).split("What is ")[1].split(" +")[0])
+        return 30.0 if left in slow and "tool" in tokenizer.decode(payload["input_ids"]) else 0.0
+
+    engine = FakeEngine(calls_then_answers(tokenizer), delay)
+    function = GROUP.replace("if call is None:", "if call is None and 'tool' in str(conversation):")
+    function = function.replace("execute_tool(call)}", '"x"}')
+    flags = ("--over-sampling-batch-size", "4", "--rollout-seed", "1")
+
+    async def twice(manager):
+        first = await manager.generate(0, 3)
+        slow.clear()
+        return first, await manager.generate(1, 3)
+
+    first, second = run(function, engine, *flags, body=twice)
+    assert engine.aborts, "the slow groups were stopped in their second turn"
+    both = [result.batches[0].samples for result in (first, second)]
+    assert sorted(index for columns in both for index in columns.sample_ids.tolist()) == list(range(8))
+    for columns in both:
+        assert not np.isnan(columns.raw_rewards).any()
+        for tokens, mask, _ in rows_of(columns):
+            prompt = tokenizer.decode(tokens[: len(tokens) - len(mask)])
+            assert prompt.count("<|im_start|>") == 2, "the prompt alone: one question, and the assistant's turn"
 
 
 def test_a_function_that_raises_fails_its_group(run, tokenizer, caplog):
