@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import re
 import string
+from collections.abc import Callable
 
 PUNCTUATION = string.punctuation
 _REMOVE_PUNCTUATION = str.maketrans("", "", PUNCTUATION)
-_ABBREVIATIONS = "Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Capt|Lt|Gen|Mt|Inc|Ltd|Co|vs|etc|No|Fig|e\\.g|i\\.e|a\\.m|p\\.m|U\\.S"
-_NO_END = re.compile(rf"\b(?:{_ABBREVIATIONS}|[A-Z])\.$")
+_ABBREVIATIONS = "Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|Rev|Capt|Lt|Gen|Mt|Inc|Ltd|Co|vs|etc|Fig|e\\.g|i\\.e|a\\.m|p\\.m|U\\.S"
+_NO_END = re.compile(rf"\b(?:{_ABBREVIATIONS}|[A-HJ-Z])\.$")
 _END = re.compile(r"[.!?…]+[\"'”’)\]*_]*(?=\s|$)")
 _TOKEN = re.compile(r"\w+(?:[-'’.]\w+)*|[^\w\s]")
 
@@ -76,7 +77,7 @@ def syllables(word: str) -> int:
 
 def language(text: str) -> str:
     """The ISO 639-1 code of the text's language."""
-    return _identifier().classify(text.lower())[0]
+    return _classifier()(text.lower())[0]
 
 
 def is_emoji(character: str) -> bool:
@@ -87,9 +88,9 @@ def is_emoji(character: str) -> bool:
 
 
 @functools.lru_cache(maxsize=1)
-def _identifier():
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+def _classifier() -> Callable[[str], tuple[str, float]]:
+    """py3langid's, which is slow to load, for the languages that instructions ask for."""
+    import py3langid
 
-    identifier = LanguageIdentifier.from_pickled_model(MODEL_FILE)
-    identifier.set_languages(_LANGUAGES.split())
-    return identifier
+    py3langid.set_languages(_LANGUAGES.split())
+    return py3langid.classify
