@@ -48,6 +48,7 @@ _READ_BY_PARSING = [
     "ckpt_step",
     "ref_ckpt_step",
     "loss_mask_type",
+    "dump_details",
     "opd_type",
     "opd_teacher_ckpt_step",
     "finetune",

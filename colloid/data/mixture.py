@@ -103,6 +103,10 @@ class Mixture:
         self._drawn += 1
         return row
 
+    def sample(self, count: int) -> list[PromptRow]:
+        """The next `count` prompts: what a data source of one's own calls, however the data is read."""
+        return [self.next_row() for _ in range(count)]
+
     def state(self) -> dict[str, Any]:
         """Plain data: where to go on."""
         return {"drawn": self._drawn, "sources": [source.state() for source in self._sources]}

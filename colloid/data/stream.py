@@ -132,6 +132,10 @@ class PromptStream:
                 self._usable = 0
             self._chunk, self._index = chunk, 0
 
+    def sample(self, count: int) -> list[PromptRow]:
+        """The next `count` prompts: what a data source of one's own calls, however the data is read."""
+        return [self.next_row() for _ in range(count)]
+
     def state(self) -> dict[str, Any]:
         """Plain data: where to go on."""
         begin = self._chunk.begin

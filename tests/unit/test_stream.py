@@ -185,6 +185,7 @@ def test_a_source_on_a_stream_resumes_what_was_in_flight_and_then_the_next_row(p
     resumed = RolloutDataSource(make_args(), KINDS["mixture"](paths))
     resumed.load_state_dict(json.loads(json.dumps(source.state_dict())))
     assert prompts(resumed.get_samples(60)) == expected[30:]
+    assert [row.prompt for row in KINDS["mixture"](paths).sample(90)] == [prompt for _, _, prompt in expected]
     with pytest.raises(CheckpointError, match="streamed or weighted: go on with the options"):
         RolloutDataSource(make_args(), in_memory(4)).load_state_dict(source.state_dict())
     with pytest.raises(CheckpointError, match="was in memory, and now it is streamed"):
