@@ -377,9 +377,3 @@ def test_one_row_without_a_label_is_named(run_args):
     with pytest.raises(DataError, match="data.jsonl:2: no label under 'label'"):
         RolloutManager(run_args(rows=rows))
     RolloutManager(run_args("--rm-type", "random", rows=rows))
-
-
-def test_forms_of_hooks_that_are_not_built_are_refused(run_args, tmp_path):
-    (tmp_path / "trl.py").write_text("def reward(prompts, responses, **columns):\n    return [1.0]\n")
-    with pytest.raises(ConfigError, match="not supported yet"):
-        RolloutManager(run_args("--custom-rm-path", str(tmp_path / "trl.py")))
