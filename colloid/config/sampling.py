@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colloid.config.args import Args
+from colloid.config.sft import takes_conversations
+from colloid.config.tables import tables
 
 Rule = Callable[[Args], "str | None"]
 
+DEFAULT_ROLLOUT_FUNCTION = "colloid.rollout.generate.generate_rollout"
 _OWN_PROMPTS = ("rollout_function_path", "custom_generate_function_path", "data_source_path")
 
 
@@ -38,9 +41,7 @@ def _no_dataset(args: Args) -> str | None:
             f"--prompt-data {args.prompt_data} is not read with --disable-rollout-global-dataset; leave one of them out"
         )
     if args.num_rollout is None and not args.debug_train_only and "data_source_path" not in args.given:
-        return (
-            "--disable-rollout-global-dataset: nothing says how long the run is; give --num-rollout"
-        )
+        return "--disable-rollout-global-dataset: nothing says how long the run is; give --num-rollout"
     return None
 
 
@@ -49,6 +50,30 @@ def _start(args: Args) -> str | None:
     if start is not None and count is not None and start >= max(count, 1):
         return f"--start-rollout-id {start} leaves nothing to do: --num-rollout {count} ends with rollout {count - 1}"
     return None
+
+
+_OF_THE_DEFAULT = (
+    "over_sampling_batch_size",
+    "partial_rollout",
+    "dynamic_sampling_filter_path",
+    "rollout_sample_filter_path",
+    "rollout_all_samples_process_path",
+    "rollout_sample_hook_path",
+)
+"""What the default rollout function does; another one has to do it itself, or to call that."""
+
+
+def warnings(args: Args) -> list[str]:
+    """What another rollout function may leave undone."""
+    if "rollout_function_path" not in args.given or takes_conversations(args):
+        return []
+    found = [tables().by_dest[dest][0].flag for dest in _OF_THE_DEFAULT if dest in args.given and getattr(args, dest)]
+    if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION or not found:
+        return []
+    return [
+        f"--rollout-function-path {args.rollout_function_path}: {', '.join(found)} only has an effect where the "
+        f"function sees to it, or calls {DEFAULT_ROLLOUT_FUNCTION}"
+    ]
 
 
 RULES: tuple[Rule, ...] = (_mask, _no_dataset, _start)

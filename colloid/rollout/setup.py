@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from colloid.config.sampling import DEFAULT_ROLLOUT_FUNCTION
 from colloid.config.sft import serves, takes_conversations
 from colloid.data.mixture import Mixture
 from colloid.data.opening import context_length, load_dataset, prompt_format
@@ -28,7 +29,6 @@ from colloid.rollout.source_calls import prepare_source
 logger = logging.getLogger(__name__)
 
 DEFAULT_DATA_SOURCE = "colloid.RolloutDataSourceWithBuffer"
-DEFAULT_ROLLOUT_FUNCTION = "colloid.rollout.generate.generate_rollout"
 
 
 def make_data_source(args: Any) -> Any:

@@ -20,9 +20,15 @@ def prepare_source(args: Any, source: Any) -> None:
     """Gives a user's source what its constructor left out, and checks that it can do what the options ask.
 
     Raises:
-        ConfigError: it keeps no samples, or has no buffer, and an option needs that.
+        ConfigError: it lacks a method, or keeps no samples or has no buffer and an option needs that.
     """
     name = type(source).__name__
+    missing = [method for method in ("save", "load", "__len__") if not hasattr(source, method)]
+    if missing:
+        raise ConfigError(
+            f"--data-source-path: the class {name} lacks {', '.join(missing)}; add what is missing, or inherit from "
+            "colloid.RolloutDataSource, which has it"
+        )
     if isinstance(source, RolloutDataSource):
         source.args = source.args or args
     if args.partial_rollout and not keeps_samples(source):

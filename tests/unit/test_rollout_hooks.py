@@ -170,6 +170,12 @@ def test_what_needs_a_buffer_is_refused_without_one_before_anything_starts(run_a
         RolloutManager(run_args(*source, "--buffer-filter-path", chooses))
 
 
+def test_a_class_that_could_not_be_saved_is_refused_before_anything_starts(run_args, tmp_path):
+    path = write(tmp_path, "plain.py", "class Plain:\n    def get_samples(self, number):\n        return []\n")
+    with pytest.raises(ConfigError, match="the class Plain lacks save, load, __len__"):
+        RolloutManager(run_args("--data-source-path", path))
+
+
 def test_a_source_that_raises_is_named(run_args, tmp_path):
     path = write(
         tmp_path,
@@ -299,6 +305,13 @@ def test_an_aborted_sample_is_not_trained():
 def test_options_that_do_not_go_together(run_args, flags, message):
     with pytest.raises(ConfigError, match=message):
         run_args(*flags)
+
+
+def test_what_another_rollout_function_may_leave_undone_is_said(run_args, tmp_path):
+    path = write(tmp_path, "own.py", ROLLOUT)
+    warnings = run_args("--rollout-function-path", path, "--partial-rollout").warnings
+    assert any("--partial-rollout only has an effect where the function sees to it" in text for text in warnings)
+    assert not any("sees to it" in text for text in run_args("--partial-rollout").warnings)
 
 
 def make_samples():
