@@ -27,20 +27,23 @@ def test_aborted_samples_go_on_in_later_rollouts_and_after_a_resume(tmp_path, ti
     partial = {s["index"]: s for s in waiting if s["response_length"] and s["status"] in ("aborted", "pending")}
     assert partial, "samples wait half way at the resume"
 
-    second = run_training(tmp_path, *arguments, "--num-rollout", 5, "--load", run_dir / "checkpoints")
+    second = run_training(
+        tmp_path, *arguments, "--num-rollout", 5, "--start-rollout-id", 3, "--load", run_dir / "checkpoints"
+    )
     assert second.code == 0, second.output
     metrics = metrics_of(run_dir)
+    assert [line["step"] for line in metrics] == [0, 1, 3, 4], "numbered as asked for"
     assert metrics[2]["rollout/num_continued_samples"] > 0
-    for line in metrics[:5]:
+    for line in metrics:
         drawn, kept = line["rollout/num_submitted_groups"], 4
         assert drawn == kept + line["rollout/num_filtered_groups"] + line["rollout/num_carried_groups"]
         assert line["rollout/num_discarded_groups"] == 0
     rows = [
         row
-        for rollout_id in range(5)
+        for rollout_id in (0, 1, 3, 4)
         for row in pyarrow.parquet.read_table(run_dir / f"rollouts/{rollout_id:06d}.parquet").to_pylist()
     ]
-    assert len({row["index"] for row in rows}) == len(rows) == 5 * 16
+    assert len({row["index"] for row in rows}) == len(rows) == 4 * 16
     assert all(0 < row["response_length"] <= LENGTH for row in rows)
     mixed = [row for row in rows if row["oldest_weight_version"] < row["newest_weight_version"]]
     continued = [row for row in mixed if row["index"] in partial]

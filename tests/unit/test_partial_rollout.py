@@ -246,7 +246,7 @@ def loop():
     loop.close()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_each_prompt_is_trained_filtered_or_waiting_once_in_ten_thousand_schedules(loop, caplog):
     caplog.set_level(logging.ERROR)
     logging.disable(logging.WARNING)
@@ -259,7 +259,6 @@ def test_each_prompt_is_trained_filtered_or_waiting_once_in_ten_thousand_schedul
                 raise AssertionError(f"schedule {seed}: {error!r}") from error
     finally:
         logging.disable(logging.NOTSET)
-    print(statistics)
     assert statistics["partial"] > 1000 and statistics["crashes"] > 100 and statistics["resumes"] > 1000
 
 
