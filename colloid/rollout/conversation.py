@@ -67,11 +67,13 @@ class Recording:
         Raises:
             HookError: the function appended tokens to the sample by itself too.
         """
-        sample = self.sample
-        if sample.prompt is self.prompt and sample.prompt != self.original:
-            sample.metadata[MESSAGES] = sample.prompt
-        if sample.prompt is self.prompt:
-            sample.prompt = self.original
+        sample, prompt = self.sample, self.original
+        if isinstance(prompt, str):
+            sample.prompt = prompt if sample.prompt is self.prompt else sample.prompt
+        elif isinstance(sample.prompt, list) and sample.prompt[: len(prompt)] == prompt:
+            if len(sample.prompt) > len(prompt):
+                sample.metadata[MESSAGES] = sample.prompt
+            sample.prompt = prompt
         if sample.status is Status.FAILED:
             return [sample]
         if self.ledger.num_turns:
@@ -122,10 +124,23 @@ class Recordings:
         self._parse = parse
         self._requests = 0
 
-    def of(self, sample: Sample) -> Recording | None:
-        """The recording of a sample that a function gave back."""
-        own = [recording for recording in self._recordings if recording.sample is sample]
-        return own[0] if own else None
+    def finish(self, original: Sample, given: list[Sample]) -> list[Sample]:
+        """What a function gave back for a sample, with what was recorded of it.
+
+        Raises:
+            HookError: turns were recorded, and it gave back other samples, so that nothing says whose they are.
+        """
+        recording = next(one for one in self._recordings if one.sample is original)
+        if len(given) == 1:
+            recording.sample = given[0]
+        elif recording.ledger.num_turns and not any(one is original for one in given):
+            raise HookError(
+                f"generate_single has recorded {recording.ledger.num_turns} turns of sample {original.index}, which is "
+                f"not among the {len(given)} samples that came back for it: return the sample itself"
+            )
+        return [
+            part for one in given for part in (recording.finish(self._tokenizer) if one is recording.sample else [one])
+        ]
 
     def drop(self, *, aborted: bool) -> None:
         """The function did not come to its end: the samples are prompts again."""

@@ -123,10 +123,7 @@ class CustomGenerate:
             raise
         parts = []
         for sample, given in zip(samples, _by_sample(result, samples), strict=True):
-            part = []
-            for one in given:
-                recording = recordings.of(one)
-                part += recording.finish(self._tokenizer) if recording else [one]
+            part = recordings.finish(sample, given)
             if len(part) > 1:
                 for one in part:
                     one.rollout_id = sample.index if one.rollout_id is None else one.rollout_id

@@ -13,6 +13,7 @@ import numpy as np
 from colloid.data.sample import Sample, Status
 from colloid.errors import ConfigError
 from colloid.rollout.context import EvalSet, RolloutContext
+from colloid.rollout.custom_generate import is_forked
 from colloid.rollout.options import evaluation_sampling
 from colloid.rollout.runner import check_not_all_failed, gather_or_cancel
 from colloid.rollout.types import Group, RolloutFnEvalOutput
@@ -63,7 +64,7 @@ async def _evaluate_set(context: RolloutContext, eval_set: EvalSet, *, seed_id: 
         runner = context.runner(scope, sampling, seed_id, evaluation=True, reward_key=key)
         groups = _groups(eval_set, args.n_samples_per_eval_prompt)
         finished = await gather_or_cancel(*(runner.run(group) for group in groups))
-    return [sample for group in finished for sample in group]
+    return [sample for group in finished for sample in group if not is_forked(sample)]
 
 
 def _reward(sample: Sample, key: str | None) -> float | None:

@@ -62,7 +62,7 @@ def test_the_command_trains_what_was_sampled_in_every_turn(tmp_path, tiny_model_
     ended = run_training(
         tmp_path,
         *("--custom-generate-function-path", "custom_generate.py", "--max-turns", 5, "--prompt-data", "agent.jsonl"),
-        *("--hf-checkpoint", tiny_model_dir("qwen3"), "--rollout-batch-size", 4, "--n-samples-per-prompt", 4),
+        *("--hf-checkpoint", tiny_model_dir("qwen3"), "--rollout-batch-size", 4, "--n-samples-per-prompt", 2),
         *(
             "--rollout-max-response-len",
             12,

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -391,6 +392,22 @@ def test_every_name_that_files_written_for_slime_import_is_there(monkeypatch):
         for target in names.values():
             module, _, name = target.partition(":")
             assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_page_of_the_documentation_shows_a_function_that_runs(run, tokenizer):
+    page = (Path(__file__).resolve().parents[2] / "docs/multi_turn.md").read_text()
+    function = page.split("```python\n")[1].split("```")[0]
+    columns, _ = run(function, FakeEngine(calls_then_answers(tokenizer)))
+    assert (columns.raw_rewards == 1.0).all() and (columns.loss_mask == 0).any()
+
+
+def test_what_was_recorded_is_not_lost_where_a_copy_comes_back(run, tokenizer):
+    function = "import copy\n" + GROUP.replace("return samples", "return copy.deepcopy(samples)")
+    columns, _ = run(function, FakeEngine(calls_then_answers(tokenizer)))
+    assert (columns.response_lengths > 0).all() and (columns.rollout_log_probs <= 0).all()
+    function = ONE.replace("return sample", "import copy; return [copy.copy(sample), copy.copy(sample)]")
+    with pytest.raises(HookError, match="recorded 3 turns of sample 0, which is not among the 2 samples"):
+        run(function, FakeEngine(calls_then_answers(tokenizer)), "--rm-type", "random")
 
 
 def test_generate_single_outside_of_a_rollout_is_an_error():
