@@ -29,6 +29,7 @@ from colloid.errors import DataError
 logger = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<Q")
+CLOSED = "the data workers were closed"
 CHUNKS_A_WORKER = 2
 """Chunks of rows that are in the pool at a time, for each worker."""
 
@@ -58,7 +59,7 @@ class DataWorkers:
         """The outcomes of rows, in their order."""
         future: Future = Future()
         if self._closed:
-            raise RuntimeError("the data workers are closed")
+            raise RuntimeError(CLOSED)
         self._tasks.put((rows, future))
         return future
 
@@ -75,12 +76,9 @@ class DataWorkers:
             process.kill()
         for thread in self._threads:
             thread.join(timeout=10)
-        while not self._tasks.empty():
-            if (task := self._tasks.get()) is not None:
-                task[1].cancel()
 
     def _serve(self, number: int) -> None:
-        while (task := self._tasks.get()) is not None and not self._closed:
+        while (task := self._tasks.get()) is not None:
             rows, future = task
             try:
                 future.set_result(self._answer(number, rows))
@@ -91,6 +89,8 @@ class DataWorkers:
     def _answer(self, number: int, rows: list[RawRow]) -> list[Outcome]:
         body = pickle.dumps(rows)
         for attempt in (1, 2):
+            if self._closed:
+                raise DataError(CLOSED)
             process = self._processes.get(number) or self._start(number)
             try:
                 write_frame(process.stdin, body)
@@ -98,7 +98,7 @@ class DataWorkers:
             except (OSError, EOFError):
                 self._end(number)
                 if self._closed:
-                    raise DataError("the data workers were closed") from None
+                    raise DataError(CLOSED) from None
                 message = f"a data worker ended (exit status {process.returncode}) while it read {_span(rows)}"
                 if attempt == 2:
                     raise DataError(f"{message}, twice. Is there too little memory, or does a row crash it?") from None
