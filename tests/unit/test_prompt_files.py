@@ -6,7 +6,11 @@ import json
 import logging
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -193,6 +197,28 @@ def test_workers_keep_the_order_come_back_and_can_be_killed(tmp_path):
     with pytest.raises(DataError, match="closed"):
         asleep.result(timeout=10)
     assert pids and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def _lives(pid):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_worker_ends_with_its_parent_in_the_middle_of_a_chunk():
+    code = (
+        "from colloid.data.workers import DataWorkers; from colloid.data.files import RawRow\n"
+        "from tests.data_processors import Slow; import os, signal\n"
+        "pool = DataWorkers(Slow(), 1); pool.submit([RawRow('d', 0, b'x')]).result(timeout=60)\n"
+        "pool.submit([RawRow('d', 0, b'sleep')]); print(*pool.pids(), flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=90)
+    assert ended.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 30
+    while _lives(int(ended.stdout)):
+        assert time.monotonic() < deadline, "the worker lives on"
+        time.sleep(0.05)
 
 
 def test_a_processor_survives_the_way_to_a_worker(tokenizer):
