@@ -60,14 +60,6 @@ def reward_form(path: str, group_rm: bool = False) -> Form:
     return Form.SAMPLE
 
 
-def takes_model_path(path: str) -> bool:
-    """Whether the class at `path` has a constructor with a parameter that must be given."""
-    from colloid.hooks import load_hook_or_class
-
-    target = load_hook_or_class(path, "custom_rm")
-    return inspect.isclass(target) and constructor_takes_path(target)
-
-
 def constructor_takes_path(model_class: type) -> bool:
     """Whether the class is made with the path of a model, or with nothing."""
     if model_class.__init__ is object.__init__:

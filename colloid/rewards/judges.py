@@ -22,7 +22,7 @@ from colloid.rewards.forms import Form, reward_form
 from colloid.rewards.pool import GradingFailed, TookTooLong, WorkerPool
 
 MAX_BATCH = 64
-BATCH_SHARE = 8
+BATCH_SHARE = 32
 """Samples of a batch that together may take as long again as one sample may."""
 _RESERVED = ("prompts", "responses", "completions", "label")
 

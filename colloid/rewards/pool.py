@@ -5,6 +5,9 @@
                                     │ too long ──► coroutine cancelled, or worker killed and replaced ──► GradingFailed
                                     └ worker dies ──► replaced ──► GradingFailed
 
+Where call after call takes too long, and none succeeds, the function hangs as such: what waits then fails at once, but
+for one call at a time that tries again. So a rollout ends although its judge never does.
+
 Invariants: a place always comes back; a worker is started only when a task needs one; the pool has at most `size`
 workers; tasks that merely shared a worker with one that had to be killed are run again, each alone in its worker.
 """
@@ -30,6 +33,8 @@ START_TIMEOUT = 300.0
 """Seconds for a worker's start and its preload (imports, a reward model)."""
 CROWDED = 8
 """Calls in one worker from which on another worker is started rather than adding to them."""
+SLOW_CALLS = 2
+"""Calls in a row that took too long, for each worker and once more, from which on the function is taken to hang."""
 GRACE = 2.0
 """Seconds beyond its limit in which a worker may report a cancelled coroutine itself."""
 
@@ -98,6 +103,8 @@ class WorkerPool:
         self.tasks_per_worker = tasks_per_worker
         self.num_killed = 0
         self._closed = False
+        self._slow_in_row = 0
+        self._trying_again = False
         setup = {"path": list(sys.path), "shared": pickle.dumps(shared or {}), "preload": preload}
         self._setup = pickle.dumps(setup)
         self._workers: list[_Worker] = []
@@ -128,12 +135,13 @@ class WorkerPool:
             self._kill(worker, "the pool was closed")
             await worker.process.wait()
             worker.reader.cancel()
+        async with self._changed:
+            self._changed.notify_all()  # Whoever waits for a place hears that there is none any more.
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
-        if self._closed:
-            raise GradingFailed("the pool was closed")
         worker = await self._place(alone)
+        self._trying_again = self._hangs()
         task_id, self._next_id = self._next_id, self._next_id + 1
         loop = asyncio.get_running_loop()
         worker.tasks[task_id] = _Call(loop.create_future(), loop.create_future())
@@ -150,12 +158,22 @@ class WorkerPool:
             await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
             await self._send(worker, {"id": task_id, "target": target, "args": args, "timeout": timeout})
             await asyncio.shield(call.started)
-            return await asyncio.wait_for(asyncio.shield(call.answer), timeout + GRACE)
+            result = await asyncio.wait_for(asyncio.shield(call.answer), timeout + GRACE)
+            self._slow_in_row = 0
+            return result
+        except TookTooLong:
+            self._slow_in_row += 1
+            raise
         except asyncio.TimeoutError:
             message = f"{target} took longer than {timeout:g} s; its worker was killed"
+            self._slow_in_row += 1
             self._kill(worker, message, culprit=task_id)
             raise (TookTooLong if alone else _WorkerGone)(message) from None
+        except GradingFailed:
+            self._slow_in_row = 0  # It raised: so it does not hang.
+            raise
         finally:
+            self._trying_again = False
             worker.tasks.pop(task_id, None)
             call.fail(GradingFailed("the call has ended"))  # Nobody waits for what is still open.
             worker.exclusive = worker.exclusive and bool(worker.tasks)
@@ -166,6 +184,10 @@ class WorkerPool:
         """A worker with a free place, reserved through `tasks` by the caller before it next yields."""
         async with self._changed:
             while True:
+                if self._closed:
+                    raise GradingFailed("the pool was closed")
+                if self._hangs() and self._trying_again:
+                    raise TookTooLong(f"the last {self._slow_in_row} calls took too long, so this one was not made")
                 limit = 1 if alone else self.tasks_per_worker
                 free = [worker for worker in self._workers if not worker.exclusive and len(worker.tasks) < limit]
                 worker = min(free, key=lambda one: len(one.tasks), default=None)
@@ -177,6 +199,9 @@ class WorkerPool:
                     worker.exclusive = alone
                     return worker
                 await self._changed.wait()
+
+    def _hangs(self) -> bool:
+        return self._slow_in_row >= SLOW_CALLS * (self.size + 1)
 
     async def _start(self) -> _Worker:
         process = await asyncio.create_subprocess_exec(

@@ -37,6 +37,8 @@ class RemoteReward:
     def __post_init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
         self._places = asyncio.Semaphore(MAX_CONCURRENT)
+        self._asking = 0
+        self._last_answer = 0.0
 
     async def reward(self, prompt: Any, response: str, label: Any, metadata: dict[str, Any]) -> Any:
         """A number or a dict, as the server answers.
@@ -45,16 +47,38 @@ class RemoteReward:
             GradingFailed: no answer within the deadline, or one that is no reward; says which.
         """
         payload = {"prompt": prompt, "response": response, "label": label, "metadata": metadata}
-        async with self._places:
+        clock = asyncio.get_running_loop().time
+        self._last_answer = self._last_answer if self._asking else clock()
+        self._asking += 1
+        try:
+            await self._wait_for_place()
             try:
-                return await asyncio.wait_for(self._repeated(payload), self.deadline)
-            except asyncio.TimeoutError:
-                raise GradingFailed(f"--rm-url {self.url} did not answer within {self.deadline:g} s") from None
+                reward = await asyncio.wait_for(self._repeated(payload), self.deadline)
+                self._last_answer = clock()
+                return reward
+            finally:
+                self._places.release()
+        except asyncio.TimeoutError:
+            raise GradingFailed(f"--rm-url {self.url} did not answer within {self.deadline:g} s") from None
+        finally:
+            self._asking -= 1
 
     async def close(self) -> None:
         """Ends the connections."""
         if self._session is not None:
             await self._session.close()
+
+    async def _wait_for_place(self) -> None:
+        """Raises TimeoutError where the server has answered nobody for as long as the deadline."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            left = self._last_answer + self.deadline - clock()
+            try:
+                await asyncio.wait_for(self._places.acquire(), max(left, 0.001))
+                return
+            except asyncio.TimeoutError:
+                if clock() >= self._last_answer + self.deadline:
+                    raise
 
     async def _repeated(self, payload: dict[str, Any]) -> Any:
         clock = asyncio.get_running_loop().time

@@ -165,7 +165,7 @@ def test_the_time_of_a_call_counts_from_when_it_begins(monkeypatch):
     monkeypatch.setattr("colloid.rewards.pool.GRACE", 0.0)
 
     async def run(pool):
-        results = await asyncio.gather(*(pool.run(f"{HERE}:block", (0.1,), 0.8) for _ in range(10)))
+        results = await asyncio.gather(*(pool.run(f"{HERE}:block", (0.4,), 3.0) for _ in range(10)))
         assert pool.num_killed == 0
         return results
 
