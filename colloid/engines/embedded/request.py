@@ -91,7 +91,7 @@ class Sequence:
         self.log_probs.append(log_prob)
 
     def routed_experts(self) -> np.ndarray | None:
-        """int32 [prompt and output tokens - 1, layers, chosen]: the experts of every token that the model has read, 0 in
+        """int32 [prompt and output tokens - 1, layers, chosen]: the experts of every token that was read. 0 in
         layers without any; None where they are not known.
         """
         count = len(self.prompt_ids) + len(self.output_ids) - 1
