@@ -53,12 +53,6 @@ def _freezing(args: Args) -> str | None:
             return f"{pattern!r} in the names of parameters is no regular expression: {error}"
     if args.only_train_params_name_list and args.freeze_params_name_list:
         return "--only-train-params-name-list and --freeze-params-name-list exclude each other"
-    for flag in ("--pipeline-model-parallel-size", "--expert-model-parallel-size"):
-        size = getattr(args, flag[2:].replace("-", "_"))
-        if patterns and size > 1:
-            return f"freezing parameters is not supported yet with {flag} {size}: take 1"
-    if patterns and args.recompute_granularity == "full":
-        return "freezing parameters is not supported yet with --recompute-granularity full: take selective"
     return None
 
 

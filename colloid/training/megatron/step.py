@@ -24,9 +24,11 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch.utils.checkpoint import checkpoint
 
 from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
+from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import unwrap
 from colloid.training.megatron.parallel import gather_responses, is_last_stage, tensor_parallel_group
 from colloid.training.micro_batch import MicroBatch
@@ -35,8 +37,8 @@ Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Metric -> (weighted sum, weight): what can be added up over micro-batches and ranks."""
 
 MicroBatchLoss = Callable[[int, MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Sums]]
-"""(index of the micro-batch in the step, it, log-probs [R] (of a critic, values), entropies [R] or None) -> (its share
-of the loss, sums)."""
+"""(index of the micro-batch in the step, it, what the head yields: log-probs [R] and entropies [R] or None) -> (its share
+of the loss, sums). Of a critic values [R], of a `LogitsHead` logits [R, V] take the place of log-probs."""
 
 
 class NonFiniteError(ColloidError, FloatingPointError):
@@ -78,10 +80,13 @@ class ValueHead:
     """How hidden states become a critic's values; takes the place of `Head`."""
 
     def __call__(
-        self, model: torch.nn.Module, _micro_batch: MicroBatch, hidden: torch.Tensor, _with_entropy: bool
+        self, model: torch.nn.Module, micro_batch: MicroBatch, hidden: torch.Tensor, _with_entropy: bool
     ) -> tuple[torch.Tensor, None]:
-        """Hidden states [R, H] -> float32 values [R] of the responses. No temperature enters."""
-        return (hidden.float() @ unwrap(model).value_head.weight[0].float()), None
+        """Hidden states [R', H] -> float32 values [R] of the responses. No temperature enters."""
+        values = hidden.float() @ unwrap(model).value_head.weight[0].float()
+        if micro_batch.response_rows is None:
+            return values, None
+        return gather_responses(values[None], micro_batch.response_rows, len(micro_batch.loss_mask))[0], None
 
 
 @torch.no_grad()
@@ -102,14 +107,18 @@ def forward_backward(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     micro_batches: Sequence[MicroBatch],
-    head: Head | ValueHead,
+    head: Head | ValueHead | LogitsHead,
     loss: MicroBatchLoss,
     *,
     with_entropy: bool,
+    recompute_loss: bool = False,
 ) -> Sums:
     """Leaves the step's gradient, summed over all ranks, in the main gradients.
 
     Without micro-batches (on all ranks, then) the gradient is zero, and nothing is communicated.
+
+    Args:
+        recompute_loss: keep nothing between hidden states and loss; the backward computes it again.
 
     Returns:
         Metrics summed over this rank's micro-batches; empty where this is not the last pipeline stage.
@@ -121,9 +130,11 @@ def forward_backward(
     if not micro_batches:
         return {}
 
-    def share(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
-        log_probs, entropies = head(model, micro_batch, hidden, with_entropy)
-        value, sums = loss(index, micro_batch, log_probs, entropies)
+    def computed(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
+        return loss(index, micro_batch, *head(model, micro_batch, hidden, with_entropy))
+
+    def share(*given: Any) -> Any:
+        value, sums = checkpoint(computed, *given, use_reentrant=False) if recompute_loss else computed(*given)
         return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
     total: Sums = {}
