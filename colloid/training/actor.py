@@ -15,22 +15,23 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from colloid.algorithms.objective import ObjectiveInputs, objective
-from colloid.algorithms.sft import sft_objective
 from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.advantages import step_advantages, step_returns, teacher_gaps
 from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
-from colloid.training.custom import custom_correction
-from colloid.training.loss_options import advantage_config, custom_tis, objective_config
+from colloid.training.loss_options import advantage_config, loss_choice
 from colloid.training.megatron import checkpoint, parallel, step
+from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
 from colloid.training.megatron.shards import weight_coordinates
 from colloid.training.micro_batch import MicroBatch, regroup
 from colloid.training.reference import ReferenceModel
+from colloid.training.step_loss import StepLoss
+from colloid.training.steps import Step
+from colloid.training.trainer_hooks import TrainerHooks
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
@@ -55,33 +56,19 @@ class StartState:
     weight_version: int
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step's micro-batches, and what is known of the response tokens [R] of each before the rollout's first step.
-    The lists are empty where this is not the last pipeline stage; None: not computed.
-    """
-
-    micro_batches: list[MicroBatch]
-    old: list[torch.Tensor] | None
-    reference: list[torch.Tensor] | None
-    advantages: list[torch.Tensor]
-    returns: list[torch.Tensor]
-    """Where there is a critic."""
-    gaps: list[torch.Tensor]
-    """To the teacher, where there is one."""
-
-
 class Actor(TrainerRank):
     """One rank."""
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         super().__init__(args, rank, world_size, init_method)
         self._weight_version = 0
-        self._sft = args.loss_type == "sft_loss"
+        self._loss = loss_choice(args)
+        self._objective = self._loss.objective
+        self._sft, self._custom = (self._loss.kind == kind for kind in ("sft_loss", "custom_loss"))
         self._head = step.Head(1.0 if self._sft else args.rollout_temperature, args.log_probs_chunk_size)
-        self._objective = objective_config(args)
         self._advantage = advantage_config(args)
-        self._custom_tis = custom_tis(args)
+        self._computes_advantages = args.compute_advantages_and_returns
+        self._hooks = TrainerHooks(args)
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -98,19 +85,24 @@ class Actor(TrainerRank):
         if self._objective.use_kl_loss or self._advantage.needs_reference:
             place = self._updated_reference() or args.ref_load
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
+        self._old_actor = None
         self._teacher = None
         if self._advantage.distills:
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
         )
-        if not args.resume_from:
-            return StartState(0, self._weight_version)
-        directory = Path(args.resume_from) / "trainer"
-        trained = self._restore(directory)
-        self._weight_version = trained.weight_version
-        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
-        return StartState(trained.rollout_id + 1, trained.weight_version)
+        start = StartState(0, self._weight_version)
+        if args.resume_from:
+            directory = Path(args.resume_from) / "trainer"
+            trained = self._restore(directory)
+            self._weight_version = trained.weight_version
+            logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
+            start = StartState(trained.rollout_id + 1, trained.weight_version)
+        if args.keep_old_actor:
+            # The engines are given these weights before they generate anything.
+            self._old_actor = ReferenceModel(self._parameters)
+        return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
         """One rollout: log-probs of the reference and of the policy before training, then its optimizer steps.
@@ -125,7 +117,7 @@ class Actor(TrainerRank):
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        return self._optimize(rollout_id, self._prepare(batch), begin)
+        return self._optimize(rollout_id, self._prepare(rollout_id, batch), begin)
 
     def train_with_critic(
         self, rollout_id: int, batch: RankBatch, values: np.ndarray
@@ -139,37 +131,40 @@ class Actor(TrainerRank):
             The metrics, and float32 [R]: the returns that the critic is to learn.
         """
         begin = time.monotonic()
-        steps = self._prepare(batch, values)
+        steps = self._prepare(rollout_id, batch, values)
         returns = np.zeros_like(values)
-        for each in steps:
+        for each in steps if parallel.is_last_stage() else []:
             put_rows(returns, each.returns, each.micro_batches)
         if rollout_id < self.args.num_critic_only_steps:
             return {"perf/log_probs_time": time.monotonic() - begin}, returns
         return self._optimize(rollout_id, steps, begin), returns
 
-    def _prepare(self, batch: RankBatch, values: np.ndarray | None = None) -> list[_Step]:
+    def _prepare(self, rollout_id: int, batch: RankBatch, values: np.ndarray | None = None) -> list[Step]:
         """Everything that comes before a rollout's first step."""
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
-        reference = self._log_probs_of(self._reference, steps, passes)
-        teacher = self._log_probs_of(self._teacher, steps, passes)
-        old = [
-            self._log_probs(micro_batches, passes[index]) if self._recomputes(index) else None
-            for index, micro_batches in enumerate(steps)
-        ]
+        reference = self._log_probs_of(self._reference, "ref_", steps, passes)
+        teacher = self._log_probs_of(self._teacher, "teacher_", steps, passes)
+        old = self._old_log_probs(steps, passes)
         prepared = []
         for index, micro_batches in enumerate(steps):
             behaviour = self._behaviour(micro_batches, old[index])
             of_critic = None if values is None else take_rows(values, micro_batches)
             known = {"old": behaviour, "reference": reference[index], "values": of_critic}
-            returns = step_returns(self._advantage, micro_batches, **known) if of_critic else []
+            has_returns = bool(of_critic) and parallel.is_last_stage()
+            returns = step_returns(self._advantage, micro_batches, **known) if has_returns else []
             advantages = self._advantages(micro_batches, teacher=teacher[index], **known)
             gaps = teacher_gaps(micro_batches, behaviour, teacher[index])
-            of_first_pass = old[index] if index else None
-            prepared.append(_Step(micro_batches, of_first_pass, reference[index], advantages, returns, gaps))
+            before = old[index] if index or self._reads_old else None
+            if self._custom:
+                before = behaviour
+            totals = batch.totals[index] if batch.totals else None
+            prepared.append(Step(micro_batches, totals, before, reference[index], advantages, returns, gaps))
+        if parallel.is_last_stage():
+            prepared = self._hooks.after_log_probs(rollout_id, dist.get_rank(), prepared)
         return prepared
 
-    def _optimize(self, rollout_id: int, steps: list[_Step], begin: float) -> dict[str, float]:
+    def _optimize(self, rollout_id: int, steps: list[Step], begin: float) -> dict[str, float]:
         """The rollout's optimizer steps, and its metrics."""
         trained = time.monotonic()
         if self.args.reset_optimizer_states:
@@ -225,6 +220,8 @@ class Actor(TrainerRank):
         if failure[0] is not None:
             raise WeightSyncError(failure[0])
         self._weight_version = version
+        if self._old_actor:
+            self._old_actor.become_policy()
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
@@ -263,23 +260,45 @@ class Actor(TrainerRank):
         return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
 
     def _log_probs_of(
-        self, model: ReferenceModel | None, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
+        self, model: ReferenceModel | None, prefix: str, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
     ) -> list[list[torch.Tensor] | None]:
         """Log-probs of other weights than the policy's, of each step; None where there is no such model."""
         if model is None:
             return [None for _ in steps]
         with model.swapped_in():
+            self._hooks.before_log_prob(self._chunks, prefix)
             return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
+
+    def _old_log_probs(
+        self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
+    ) -> list[list[torch.Tensor] | None]:
+        """The trainer's log-probs before the rollout's first step, of the steps that need them; with
+        `--keep-old-actor` those of the weights that the engines have.
+        """
+        if self._old_actor:
+            return self._log_probs_of(self._old_actor, "", steps, passes)
+        recomputed = [self._recomputes(index) for index in range(len(steps))]
+        if any(recomputed):
+            self._hooks.before_log_prob(self._chunks, "")
+        return [
+            self._log_probs(micro_batches, passes[index]) if recomputed[index] else None
+            for index, micro_batches in enumerate(steps)
+        ]
+
+    @property
+    def _reads_old(self) -> bool:
+        """Whether a rollout's first step takes the log-probs of before it from elsewhere than its own forward pass."""
+        return bool(self._old_actor) or self._hooks.sees_log_probs
 
     def _recomputes(self, index: int) -> bool:
         """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
         forward pass: nothing was trained in between.
         """
-        if self._sft:
+        if self._sft or not self._computes_advantages:
             return False
         if self._objective.use_rollout_logprobs:
             return index > 0 and self._objective.correction.compares_with_engine
-        return index > 0 or self._advantage.needs_log_probs
+        return index > 0 or self._advantage.needs_log_probs or self._custom or self._hooks.sees_log_probs
 
     def _behaviour(
         self, micro_batches: list[MicroBatch], recomputed: list[torch.Tensor] | None
@@ -299,7 +318,7 @@ class Actor(TrainerRank):
         values: list[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
         """Of a step's micro-batches; where the loss is computed."""
-        if not parallel.is_last_stage():
+        if not parallel.is_last_stage() or not self._computes_advantages:
             return []
         return step_advantages(
             self._advantage,
@@ -311,38 +330,18 @@ class Actor(TrainerRank):
             sum_over_ranks=parallel.sum_over_data_parallel,
         )
 
-    def _train_step(self, rollout_id: int, index: int, known: _Step) -> dict[str, float]:
-        micro_batches, old, reference, gaps = known.micro_batches, known.old, known.reference, known.gaps
-        num_parts = len(micro_batches) * parallel.data_parallel_size()
-
-        def loss(
-            row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
-        ) -> tuple[torch.Tensor, step.Sums]:
-            if self._sft:
-                return sft_objective(log_probs, micro_batch.loss_mask, micro_batch.token_weights, 1 / num_parts)
-            inputs = ObjectiveInputs(
-                log_probs=log_probs,
-                advantages=known.advantages[row],
-                sample_index=micro_batch.sample_index,
-                loss_mask=micro_batch.loss_mask,
-                token_weights=micro_batch.token_weights,
-                num_samples=micro_batch.num_samples,
-                old_log_probs=old[row] if old else None,
-                trainer_known=index == 0 or old is not None,
-                ref_log_probs=reference[row] if reference else None,
-                rollout_log_probs=micro_batch.rollout_log_probs,
-                entropy=entropy,
-                custom_correction=custom_correction(self._custom_tis, micro_batch) if self._custom_tis else None,
-                share=1 / num_parts,
-            )
-            value, measured = objective(inputs, self._objective)
-            if gaps:
-                weights = micro_batch.token_weights.to(torch.float64)
-                measured["opd_kl"] = ((weights * gaps[row]).sum(), weights.sum())
-            return value, measured
-
+    def _train_step(self, rollout_id: int, index: int, known: Step) -> dict[str, float]:
+        self._hooks.before_train_step(rollout_id, index, self._chunks, self._optimizer, self._scheduler)
+        num_parts = len(known.micro_batches) * parallel.data_parallel_size()
+        trainer_known = index == 0 or known.old is not None
         sums = step.forward_backward(
-            self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=not self._sft
+            self._chunks,
+            self._optimizer,
+            known.micro_batches,
+            LogitsHead() if self._custom else self._head,
+            StepLoss(self._loss, known, trainer_known, 1 / max(1, num_parts)),
+            with_entropy=not self._sft,
+            recompute_loss=bool(self.args.recompute_loss_function),
         )
         totals = step.reduce_sums(sums, self.args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
