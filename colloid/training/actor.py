@@ -26,6 +26,7 @@ from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
+from colloid.training.megatron.routing_replay import RolloutRouting, RoutedPass, RoutingReplay
 from colloid.training.megatron.shards import weight_coordinates
 from colloid.training.micro_batch import MicroBatch, regroup
 from colloid.training.reference import ReferenceModel
@@ -85,9 +86,11 @@ class Actor(TrainerRank):
         if self._objective.use_kl_loss or self._advantage.needs_reference:
             place = self._updated_reference() or args.ref_load
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
+        replays = args.use_routing_replay or args.use_rollout_routing_replay
+        self._replay = RoutingReplay(self._chunks) if replays else None
         self._old_actor = None
         self._teacher = None
-        if self._advantage.distills:
+        if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
@@ -133,8 +136,10 @@ class Actor(TrainerRank):
         begin = time.monotonic()
         steps = self._prepare(rollout_id, batch, values)
         returns = np.zeros_like(values)
-        for each in steps if parallel.is_last_stage() else []:
-            put_rows(returns, each.returns, each.micro_batches)
+        # Not the steps' own micro-batches: a hook may have masked more for the policy.
+        trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
+        for each, micro_batches in zip(steps if trained else [], trained, strict=True):
+            put_rows(returns, each.returns, micro_batches)
         if rollout_id < self.args.num_critic_only_steps:
             return {"perf/log_probs_time": time.monotonic() - begin}, returns
         return self._optimize(rollout_id, steps, begin), returns
@@ -143,8 +148,9 @@ class Actor(TrainerRank):
         """Everything that comes before a rollout's first step."""
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
+        self._routing = RolloutRouting(self._replay, len(batch.samples.tokens), batch.samples.routed_experts)
         reference = self._log_probs_of(self._reference, "ref_", steps, passes)
-        teacher = self._log_probs_of(self._teacher, "teacher_", steps, passes)
+        teacher = self._teacher_log_probs(steps, passes)
         old = self._old_log_probs(steps, passes)
         prepared = []
         for index, micro_batches in enumerate(steps):
@@ -253,21 +259,39 @@ class Actor(TrainerRank):
         else:
             load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
-    def _log_probs(self, micro_batches: list[MicroBatch], passes: list[MicroBatch]) -> list[torch.Tensor]:
+    def _log_probs(
+        self, micro_batches: list[MicroBatch], passes: list[MicroBatch], routed: RoutedPass | None = None
+    ) -> list[torch.Tensor]:
         """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
         if not passes:
             return []
-        return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
+        return regroup(step.compute_log_probs(self._chunks, passes, self._head, routed), passes, micro_batches)
 
     def _log_probs_of(
         self, model: ReferenceModel | None, prefix: str, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
     ) -> list[list[torch.Tensor] | None]:
-        """Log-probs of other weights than the policy's, of each step; None where there is no such model."""
+        """Log-probs of other weights than the policy's, of each step; None where there is no such model. Reference and
+        teacher choose their experts themselves.
+        """
+        behaves = model is not None and model is self._old_actor
         if model is None:
             return [None for _ in steps]
         with model.swapped_in():
             self._hooks.before_log_prob(self._chunks, prefix)
-            return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
+            return [
+                self._log_probs(micro_batches, passes[index], self._routing.before(index) if behaves else None)
+                for index, micro_batches in enumerate(steps)
+            ]
+
+    def _teacher_log_probs(
+        self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
+    ) -> list[list[torch.Tensor] | None]:
+        """As `_log_probs_of`, of the teacher; those of one behind an engine came with the batch."""
+        if self._teacher or not self._advantage.distills:
+            return self._log_probs_of(self._teacher, "teacher_", steps, passes)
+        if not parallel.is_last_stage():
+            return [[] for _ in steps]
+        return [[micro_batch.teacher_log_probs for micro_batch in micro_batches] for micro_batches in steps]
 
     def _old_log_probs(
         self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
@@ -281,7 +305,7 @@ class Actor(TrainerRank):
         if any(recomputed):
             self._hooks.before_log_prob(self._chunks, "")
         return [
-            self._log_probs(micro_batches, passes[index]) if recomputed[index] else None
+            self._log_probs(micro_batches, passes[index], self._routing.before(index)) if recomputed[index] else None
             for index, micro_batches in enumerate(steps)
         ]
 
@@ -297,7 +321,8 @@ class Actor(TrainerRank):
         if self._sft or not self._computes_advantages:
             return False
         if self._objective.use_rollout_logprobs:
-            return index > 0 and self._objective.correction.compares_with_engine
+            compares, notes = self._objective.correction.compares_with_engine, self.args.use_routing_replay
+            return index > 0 and bool(compares or notes)
         return index > 0 or self._advantage.needs_log_probs or self._custom or self._hooks.sees_log_probs
 
     def _behaviour(
@@ -342,6 +367,7 @@ class Actor(TrainerRank):
             StepLoss(self._loss, known, trainer_known, 1 / max(1, num_parts)),
             with_entropy=not self._sft,
             recompute_loss=bool(self.args.recompute_loss_function),
+            routed=self._routing.training(index),
         )
         totals = step.reduce_sums(sums, self.args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}

@@ -38,7 +38,12 @@ DEBUG = (
     opt("--save-debug-rollout-data", "str", None, "Save each rollout's samples to this path, with `{rollout_id}`."),
     opt("--load-debug-rollout-data", "str", None, "Train on rollouts that were saved so."),
     opt("--load-debug-rollout-data-subsample", "float", None, "On this share of their groups.", low=0, high=1),
-    opt("--save-debug-train-data", "str", None, "Save what is trained on to this path.", **LATER),
+    opt(
+        "--save-debug-train-data",
+        "str",
+        None,
+        "Save what each rank trains on to this path, with `{rollout_id}` and `{rank}`.",
+    ),
     opt("--dump-details", "str", None, "Save all of the above there.", **LATER),
     opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
     opt("--memory-snapshot-num-steps", "int", None, "Steps of a memory snapshot.", low=1, **LATER),

@@ -22,6 +22,8 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from colloid.config.megatron import ddp_fields
+from colloid.errors import HookError
+from colloid.hooks import load_hook
 from colloid.training.megatron import parallel
 from colloid.training.megatron.config import transformer_config
 from colloid.training.megatron.freezing import freeze, keep_graph
@@ -204,21 +206,50 @@ def without_value_head(parameters: NamedParameters) -> NamedParameters:
 def _build_chunk(args: Any, config: TransformerConfig, stage: int | None, kind: type[PolicyModel]) -> PolicyModel:
     shape = model_shape(args)
     single = stage is None
-    model = kind(
-        config,
-        block_spec(args, config, stage),
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=args.max_position_embeddings or args.seq_length,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=single, vp_stage=stage),
-        # A critic has no projection that could be the embedding.
-        share_embeddings_and_output_weights=shape.tied and kind is not ValueModel,
-        position_embedding_type="rope",
-        rotary_base=args.rotary_base,
-        rotary_percent=args.rotary_percent,
-        vp_stage=stage,
-    )
+    pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage)
+    post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=single, vp_stage=stage)
+
+    def build() -> PolicyModel:
+        return kind(
+            config,
+            block_spec(args, config, stage),
+            vocab_size=shape.padded_vocab_size,
+            max_sequence_length=args.max_position_embeddings or args.seq_length,
+            pre_process=pre_process,
+            post_process=post_process,
+            # A critic has no projection that could be the embedding.
+            share_embeddings_and_output_weights=shape.tied and kind is not ValueModel,
+            position_embedding_type="rope",
+            rotary_base=args.rotary_base,
+            rotary_percent=args.rotary_percent,
+            vp_stage=stage,
+        )
+
+    if args.custom_model_provider_path and kind is PolicyModel:
+        hook = load_hook(args.custom_model_provider_path, "model_provider")
+        given = {"vp_stage": stage, "args": args, "config": config, "build": build}
+        model = as_policy(hook(pre_process, post_process, **given), hook.name)
+    else:
+        model = build()
     model.true_vocab_size = shape.vocab_size
     if not config.multi_latent_attention:
         model.rotary_pos_emb.inv_freq = scaled_frequencies(model.rotary_pos_emb.inv_freq, args.hf_config)
+    return model
+
+
+def as_policy(model: Any, provider: str) -> PolicyModel:
+    """A model that a user's provider built, with what the trainer needs of it.
+
+    Args:
+        provider: named in errors.
+
+    Raises:
+        HookError: it is no GPTModel.
+    """
+    if isinstance(model, PolicyModel):
+        return model
+    if not isinstance(model, GPTModel):
+        raise HookError(f"{provider} must return Megatron's GPTModel or a subclass, not {type(model).__name__}")
+    # Behind PolicyModel in the order of classes, so that its forward goes on to that of the user's class.
+    model.__class__ = type(f"Policy{type(model).__name__}", (PolicyModel, type(model)), {})
     return model

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,14 +32,15 @@ from colloid.training.logprob import token_log_probs
 from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import unwrap
 from colloid.training.megatron.parallel import gather_responses, is_last_stage, tensor_parallel_group
+from colloid.training.megatron.routing_replay import RoutedPass
 from colloid.training.micro_batch import MicroBatch
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Metric -> (weighted sum, weight): what can be added up over micro-batches and ranks."""
 
 MicroBatchLoss = Callable[[int, MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Sums]]
-"""(index of the micro-batch in the step, it, what the head yields: log-probs [R] and entropies [R] or None) -> (its share
-of the loss, sums). Of a critic values [R], of a `LogitsHead` logits [R, V] take the place of log-probs."""
+"""(index of the micro-batch in the step, it, log-probs [R], entropies [R] or None) -> (its share of the loss, sums).
+Of a critic values [R], of a `LogitsHead` logits [R, V] take the place of log-probs."""
 
 
 class NonFiniteError(ColloidError, FloatingPointError):
@@ -91,16 +93,19 @@ class ValueHead:
 
 @torch.no_grad()
 def compute_log_probs(
-    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], head: Head | ValueHead
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    head: Head | ValueHead,
+    routed: RoutedPass | None = None,
 ) -> list[torch.Tensor]:
     """Log-probs [R] (of a `ValueHead`, values) of each micro-batch under the current weights; on the last pipeline
-    stage (elsewhere empty).
+    stage (elsewhere empty). `routed`: where experts are noted or replayed.
     """
 
     def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
         return head(model, micro_batch, hidden, False)[0]
 
-    return _run(chunks, micro_batches, collect, forward_only=True)
+    return _run(chunks, micro_batches, collect, forward_only=True, routed=routed)
 
 
 def forward_backward(
@@ -112,6 +117,7 @@ def forward_backward(
     *,
     with_entropy: bool,
     recompute_loss: bool = False,
+    routed: RoutedPass | None = None,
 ) -> Sums:
     """Leaves the step's gradient, summed over all ranks, in the main gradients.
 
@@ -119,6 +125,7 @@ def forward_backward(
 
     Args:
         recompute_loss: keep nothing between hidden states and loss; the backward computes it again.
+        routed: where experts are noted or replayed.
 
     Returns:
         Metrics summed over this rank's micro-batches; empty where this is not the last pipeline stage.
@@ -138,7 +145,7 @@ def forward_backward(
         return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
     total: Sums = {}
-    for sums in _run(chunks, micro_batches, share, forward_only=False):
+    for sums in _run(chunks, micro_batches, share, forward_only=False, routed=routed):
         for name, (value, weight) in sums.items():
             before = total.get(name, (0.0, 0.0))
             total[name] = (before[0] + value.detach(), before[1] + weight)
@@ -198,6 +205,7 @@ def _run(
     finish: Callable[..., Any],
     *,
     forward_only: bool,
+    routed: RoutedPass | None = None,
 ) -> list[Any]:
     """Megatron's schedule. `finish(model, index, micro_batch, hidden)` runs on the last stage; returns its results."""
 
@@ -211,17 +219,19 @@ def _run(
             max_seqlen_q=micro_batch.max_length,
             max_seqlen_kv=micro_batch.max_length,
         )
-        hidden = model(micro_batch.tokens, micro_batch.position_ids, packed, micro_batch.positions, **precision)
+        with routed.forward_of(micro_batch) if routed else nullcontext():
+            hidden = model(micro_batch.tokens, micro_batch.position_ids, packed, micro_batch.positions, **precision)
         return hidden, lambda output, **flags: finish(model, index, micro_batch, output, **flags)
 
     iterators = [iter(list(enumerate(micro_batches))) for _ in chunks]
-    return get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iterators if len(chunks) > 1 else iterators[0],
-        model=chunks if len(chunks) > 1 else chunks[0],
-        num_microbatches=len(micro_batches),
-        seq_length=max(micro_batch.tokens.shape[1] for micro_batch in micro_batches),
-        micro_batch_size=1,
-        forward_only=forward_only,
-        collect_non_loss_data=forward_only,
-    )
+    with routed or nullcontext():
+        return get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iterators if len(chunks) > 1 else iterators[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=len(micro_batches),
+            seq_length=max(micro_batch.tokens.shape[1] for micro_batch in micro_batches),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
