@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from colloid.algorithms.estimators import Baseline, Credit, get_estimator
 from colloid.config.args import Args
@@ -60,13 +61,42 @@ def _distillation(args: Args) -> str | None:
     if not args.use_opd:
         return None
     if args.opd_type is None:
-        return "--use-opd needs --opd-type megatron: the teacher runs in the trainer"
-    if args.opd_teacher_load is None:
-        return "--opd-type megatron needs --opd-teacher-load DIR: the teacher, a model of the same shape"
+        return "--use-opd needs --opd-type: megatron, the teacher runs in the trainer, or sglang, behind an engine"
+    if args.opd_type == "megatron":
+        if args.opd_teacher_load is None:
+            return "--opd-type megatron needs --opd-teacher-load DIR: the teacher, a model of the same shape"
+        return None
+    if args.opd_teacher_ckpt_step is not None:
+        return "--opd-teacher-ckpt-step is for --opd-type megatron: an engine loads a Hugging Face directory"
+    if args.rm_url and args.opd_teacher_load:
+        return "--rm-url and --opd-teacher-load are two teachers: leave one out"
+    if args.rm_url is None and args.opd_teacher_load is None:
+        return (
+            "--opd-type sglang needs a teacher: the address of its server with --rm-url URL, or its Hugging Face "
+            "directory with --opd-teacher-load DIR, on which the run starts an engine"
+        )
+    if args.opd_teacher_load and args.rollout_engine == "sglang":
+        return "--opd-teacher-load is for the embedded engine; start the teacher's server, and give --rm-url URL"
     return None
 
 
-RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation)
+def _teacher_address(args: Args) -> str | None:
+    if args.rm_url is None:
+        return None
+    if not (args.use_opd and args.opd_type == "sglang"):
+        return f"--rm-url {args.rm_url} names a teacher's server, and is read with --use-opd --opd-type sglang alone"
+    parts = urlsplit(args.rm_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"--rm-url {args.rm_url} must be an address like http://127.0.0.1:30000"
+    return None
+
+
+def has_teacher_engine(args: Args) -> bool:
+    """Whether a teacher behind an engine judges what is sampled."""
+    return bool(args.use_opd) and args.opd_type == "sglang"
+
+
+RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation, _teacher_address)
 
 
 def policy_loss(args: Args) -> str:

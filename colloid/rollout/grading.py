@@ -27,6 +27,7 @@ class Grader:
         rm_type: the run's built-in reward; None: none.
         custom_path: the user's reward function; goes before `rm_type`.
         hook_args: handed to the user's function; must be picklable.
+        unlabelled: the reward of a sample without a label where nothing says how to reward it; None: an error.
         workers: processes at most, for each of the two kinds.
         timeout: seconds that one grading may take.
     """
@@ -39,6 +40,7 @@ class Grader:
         hook_args: Any = None,
         reward_key: str | None = None,
         seed: int = 0,
+        unlabelled: float | None = None,
         workers: int = 2,
         timeout: float = GRADING_TIMEOUT,
     ):
@@ -47,6 +49,7 @@ class Grader:
         self.reward_key = reward_key
         self.timeout = timeout
         self._seed = seed
+        self._unlabelled = unlabelled
         self._hook_args = hook_args
         self._workers = workers
         self._builtin_pool = WorkerPool(workers, preload=("colloid.rewards.math:warm_up", ()))
@@ -110,6 +113,10 @@ class Grader:
 
     async def _builtin(self, sample: Sample) -> float:
         name = self._rm_type(sample)
+        if name is None and self._unlabelled is not None:
+            if sample.label is None:
+                return self._unlabelled
+            name = "math"
         if name is None:
             raise ConfigError(
                 f"sample {sample.index} has no reward: give --rm-type, --custom-rm-path, or labels (--label-key), or "

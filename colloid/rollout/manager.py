@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from colloid.config.algorithm import has_teacher_engine
 from colloid.config.debug import rollout_file
 from colloid.config.sft import serves
 from colloid.data.prompts import load_tokenizer
@@ -34,6 +35,7 @@ from colloid.rollout.metrics import rollout_metrics, warn_of_useless_rewards
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.runner import check_not_all_failed
 from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
+from colloid.rollout.teacher import Teacher, check_same_tokenizer, make_teacher
 from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 logger = logging.getLogger(__name__)
@@ -64,21 +66,37 @@ class RolloutManager:
             "hook_args": args,
             "reward_key": args.reward_key,
             "seed": args.rollout_seed,
+            "unlabelled": 0.0 if args.use_opd else None,  # the teacher is enough to learn from
             "workers": max(1, min(8, (os.cpu_count() or 2) // 2)),
         }
+        if has_teacher_engine(args) and not args.rm_url:
+            check_same_tokenizer(args.opd_teacher_load, self._tokenizer)
         self._context: RolloutContext | None = None
+        self._teacher: Teacher | None = None
         self._delivered: dict[int, list[Group]] = {}
 
     def dataset_length(self) -> int:
         """Prompts in the training data set, after the filters."""
         return len(self._source)
 
-    async def start(self, router_url: str, engine_urls: list[str], api_key: str | None = None) -> None:
-        """Connects to the engines, which serve already."""
+    async def start(
+        self, router_url: str, engine_urls: list[str], api_key: str | None = None, *, teacher_url: str | None = None
+    ) -> None:
+        """Connects to the engines, which serve already.
+
+        Args:
+            teacher_url: of the run's own teacher; else it is that of `--rm-url`, where the options ask for one.
+
+        Raises:
+            ConfigError, EngineError: see `Teacher.check`.
+        """
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
         client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
         grader = Grader(**self._grader_options)
         self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets)
+        if has_teacher_engine(self._args):
+            self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
+            await self._teacher.check(self._tokenizer)
 
     async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
         """One rollout's training batches.
@@ -103,6 +121,7 @@ class RolloutManager:
             )
         self._delivered[rollout_id] = output.samples
         samples = [sample for group in output.samples for sample in flatten(group)]
+        of_teacher = await self._teacher.judge(samples, self._context.grader.mark_failed) if self._teacher else {}
         if self._args.save_debug_rollout_data:
             path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
             await asyncio.to_thread(save_rollout, path, samples)
@@ -117,7 +136,7 @@ class RolloutManager:
         metrics = rollout_metrics(
             samples, batch, seconds=seconds, weight_version=weight_version, rewarded=rewarded(self._args)
         )
-        return replace(result, metrics={**(output.metrics or {}), **metrics})
+        return replace(result, metrics={**(output.metrics or {}), **metrics, **of_teacher})
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -157,6 +176,8 @@ class RolloutManager:
 
     async def close(self) -> None:
         """Ends the client and the graders."""
+        if self._teacher is not None:
+            await self._teacher.close()
         if self._context is not None:
             await self._context.client.close()
             await self._context.grader.close()

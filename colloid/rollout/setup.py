@@ -118,7 +118,7 @@ def resolve_rm_type(args: Any, dataset: PromptDataset | None, eval_sets: list[Ev
     rm_type = args.rm_type
     known = dataset if isinstance(dataset, PromptDataset) and not takes_conversations(args) else None
     if rm_type is None and known is not None and not known.has_labels():
-        if args.custom_generate_function_path or any("rm_type" in row.metadata for row in known.rows):
+        if args.use_opd or args.custom_generate_function_path or any("rm_type" in row.metadata for row in known.rows):
             return None
         raise ConfigError(
             f"{known.path} has no labels under {args.label_key!r}, and no reward is given: name the labels' key with "

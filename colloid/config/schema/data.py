@@ -79,7 +79,7 @@ REWARDS = (
     opt("--reward-key", "str", None, "Key of the value, where rewards are dicts."),
     opt("--eval-reward-key", "str", None, "The same in evaluation.", shown="--reward-key"),
     opt("--group-rm", FLAG, None, "Reward whole groups.", **LATER),
-    opt("--rm-url", "str", None, "Address of a reward server.", **LATER),
+    opt("--rm-url", "str", None, "Address of a teacher's server (--opd-type sglang); with or without /generate."),
     opt("--custom-reward-post-process-path", "str", None, "`(args, samples) -> (raw_rewards, rewards)`.", **LATER),
     opt("--custom-convert-samples-to-train-data-path", "str", None, "`(args, samples) -> dict[str, list]`.", **LATER),
 )
