@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, megatron, roles, sft, sglang
+from colloid.config import algorithm, debug, layout, megatron, roles, routing, sft, sglang, trainer
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
+from colloid.hook_kinds import KINDS
 from colloid.models import families
 
 Rule = Callable[[Args], "str | None"]
@@ -110,18 +111,13 @@ def _file(option: str, path: str) -> str | None:
 
 
 def _hook_files(args: Args) -> str | None:
-    for dest in (
-        "custom_rm_path",
-        "custom_generate_function_path",
-        "dynamic_sampling_filter_path",
-        "buffer_filter_path",
-        "custom_advantage_function_path",
-        "custom_tis_function_path",
-    ):
-        path = getattr(args, dest)
-        file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
-        if file.endswith(".py") and not os.path.isfile(file):
-            return f"{tables().by_dest[dest][0].flag} {path}: there is no file {os.path.abspath(file)}"
+    for kind in KINDS.values():
+        option = tables().by_name[kind.option]
+        value = getattr(args, option.dest)
+        for path in value if isinstance(value, (list, tuple)) else [value]:
+            file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
+            if file.endswith(".py") and not os.path.isfile(file):
+                return f"{kind.option} {path}: there is no file {os.path.abspath(file)}"
     return None
 
 
@@ -233,6 +229,8 @@ RULES: tuple[Rule, ...] = (
     *algorithm.RULES,
     *sft.RULES,
     *roles.RULES,
+    *trainer.RULES,
+    *routing.RULES,
     _set_by_colloid,
     _context,
     _greedy,
@@ -262,7 +260,8 @@ RUN_RULES: tuple[Rule, ...] = (
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
-    found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args)
+    found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + trainer.warnings(args)
+    found += routing.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
