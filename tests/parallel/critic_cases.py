@@ -113,7 +113,7 @@ def of_hugging_face(path: Path) -> dict[str, Any]:
 
 
 def learning(rank: int, world_size: int, init_method: str, model: Path) -> list[float]:
-    """Explained variances of twenty rollouts whose returns follow from the tokens: does the critic learn to tell them?"""
+    """Explained variances of twenty rollouts whose returns follow from the tokens: does the critic learn those?"""
     critic = critic_of(
         Ranks(rank, world_size, init_method),
         model,

@@ -27,12 +27,6 @@ def plan(text):
         ("--use-tis --tis-level word", "choose one of: token, sequence, geometric"),
         ("--freeze-params-name-list ( ", "no regular expression"),
         ("--freeze-params-name-list a --only-train-params-name-list b", "exclude each other"),
-        ("--freeze-params-name-list a --recompute-granularity full", "not supported yet with --recompute-granularity"),
-        (
-            "--freeze-params-name-list a --actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2",
-            "not supported yet with --pipeline-model-parallel-size 2",
-        ),
-        ("--use-routing-replay", "not supported yet: --use-routing-replay"),
         ("--use-opd", "--use-opd needs --opd-type megatron"),
         ("--use-opd --opd-type sglang", "not supported yet: --opd-type sglang .what works: megatron"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),

@@ -103,7 +103,7 @@ def _nearest(pattern: str, known: Sequence[str]) -> list[str]:
     """The names whose best part, of as many words as the pattern has, is most like it; one layer's stand for all."""
     kinds: dict[str, str] = {}
     for name in known:
-        kinds.setdefault(re.sub(r"\d+", "0", name), name)
+        kinds.setdefault(re.sub(r"\.\d+\.", ".0.", name), name)
     text = pattern.replace("\\", "").strip("^$")
     width = text.count(".") + 1
 
