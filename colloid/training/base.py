@@ -5,7 +5,6 @@ and takes optimizer steps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from colloid.hooks import bind, load_hook
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.optimizer import learning_rate
-from colloid.training.megatron.stateless_adam import with_moments
+from colloid.training.megatron.stateless_adam import forget_moments, with_moments
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
 
 
@@ -66,21 +65,22 @@ class TrainerRank:
 
     def _restore(self, directory: Path) -> checkpoint.Trained:
         """Model, optimizer, schedule and random states, as the options want them."""
-        with with_moments(self._optimizer):
-            return checkpoint.load(
-                directory,
-                self._chunks,
-                self._optimizer,
-                self._scheduler,
-                self._layout,
-                with_optimizer=not self.args.no_load_optim,
-                with_rng=not self.args.no_load_rng,
-            )
+        trained = checkpoint.load(
+            directory,
+            self._chunks,
+            self._optimizer,
+            self._scheduler,
+            self._layout,
+            with_optimizer=not self.args.no_load_optim,
+            with_rng=not self.args.no_load_rng,
+        )
+        forget_moments(self._optimizer)
+        return trained
 
     def _write(self, directory: Path, trained: checkpoint.Trained) -> None:
         """The counterpart of `_restore`."""
         optimizer = None if self.args.no_save_optim else self._optimizer
-        with with_moments(optimizer) if optimizer else nullcontext():
+        with with_moments(optimizer):
             checkpoint.save(
                 self._writer,
                 directory,

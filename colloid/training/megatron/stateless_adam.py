@@ -18,8 +18,8 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer
 
 
-class StatelessAdam(torch.optim.AdamW):
-    """Takes the place of an Adam that Megatron made, in whose groups of parameters it goes on.
+class StatelessAdam(torch.optim.Optimizer):
+    """Takes the place of an Adam that Megatron made, and takes over its groups of parameters.
 
     Args:
         other: that optimizer; must have made no step.
@@ -27,8 +27,8 @@ class StatelessAdam(torch.optim.AdamW):
     """
 
     def __init__(self, other: torch.optim.Optimizer, *, decoupled: bool):
-        # Megatron knows it as AdamW, and gives it groups later on.
-        super().__init__([torch.nn.Parameter(torch.empty(0))])
+        # torch would refuse the groups: parts of the distributed optimizer's buffers are no leaves.
+        super().__init__([torch.nn.Parameter(torch.empty(0))], other.defaults)
         self.param_groups, self._decoupled = other.param_groups, decoupled
 
     @torch.no_grad()
@@ -55,20 +55,28 @@ def make_stateless(optimizer: MegatronOptimizer) -> None:
 
 
 @contextmanager
-def with_moments(optimizer: MegatronOptimizer) -> Iterator[None]:
-    """While it is open, a stateless optimizer of bf16 parameters has moments of 0: Megatron saves and restores float32
+def with_moments(optimizer: MegatronOptimizer | None) -> Iterator[None]:
+    """To save in: while it is open, a stateless optimizer of bf16 parameters has moments of 0, as Megatron saves float32
     main parameters only together with those. Others are left as they are.
     """
-    stateless = [part for part in parts(optimizer) if isinstance(part.optimizer, StatelessAdam)]
-    for part in stateless if optimizer.config.bf16 else []:
+    for part in _stateless(optimizer) if optimizer and optimizer.config.bf16 else []:
         for parameter in (parameter for group in part.optimizer.param_groups for parameter in group["params"]):
             zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            part.optimizer.state[parameter] = {"step": torch.zeros(()), **zeros}
+            part.optimizer.state[parameter] = zeros
     try:
         yield
     finally:
-        for part in stateless:
-            part.optimizer.state.clear()
+        forget_moments(optimizer)
+
+
+def forget_moments(optimizer: MegatronOptimizer | None) -> None:
+    """Drops what a checkpoint gave to a stateless optimizer."""
+    for part in _stateless(optimizer) if optimizer else []:
+        part.optimizer.state.clear()
+
+
+def _stateless(optimizer: MegatronOptimizer) -> list[Any]:
+    return [part for part in parts(optimizer) if isinstance(part.optimizer, StatelessAdam)]
 
 
 def parts(optimizer: MegatronOptimizer) -> list[Any]:

@@ -25,7 +25,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
@@ -141,7 +141,9 @@ def forward_backward(
         return loss(index, micro_batch, *head(model, micro_batch, hidden, with_entropy))
 
     def share(*given: Any) -> Any:
-        value, sums = checkpoint(computed, *given, use_reentrant=False) if recompute_loss else computed(*given)
+        # To its end: stopping early is an exception thrown through a user's function, or past another rank's gather.
+        with set_checkpoint_early_stop(False):
+            value, sums = checkpoint(computed, *given, use_reentrant=False) if recompute_loss else computed(*given)
         return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
     total: Sums = {}
