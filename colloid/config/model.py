@@ -135,8 +135,8 @@ def resolve_model(args: Args) -> None:
         )
         if values["opd_type"] == "sglang" and is_torch_dist(args.opd_teacher_load):
             raise ConfigError(
-                f"--opd-teacher-load {args.opd_teacher_load} is a checkpoint, and an engine (--opd-type sglang) loads a "
-                "Hugging Face directory: export it, or take --opd-type megatron"
+                f"--opd-teacher-load {args.opd_teacher_load} is a checkpoint, and an engine (--opd-type sglang) loads "
+                "a Hugging Face directory: export it, or take --opd-type megatron"
             )
     derived = model_arguments(config)
     _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
