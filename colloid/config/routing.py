@@ -19,7 +19,7 @@ def _given(args: Args) -> str | None:
 def _model(args: Args) -> str | None:
     flag = _given(args)
     if flag and not args.num_experts:
-        return f"{flag} replays which experts a router chose, and {args.hf_checkpoint} has none: leave it out"
+        return f"{flag} replays which experts the routers chose, and the model is dense: it has none. Leave it out"
     return None
 
 
@@ -30,6 +30,15 @@ def _loss(args: Args) -> str | None:
     return None
 
 
+def _nothing_noted(args: Args) -> str | None:
+    if args.use_routing_replay and not args.use_rollout_routing_replay and not args.compute_advantages_and_returns:
+        return (
+            "--use-routing-replay replays the experts of the log-probs before the first step, and with "
+            "--disable-compute-advantages-and-returns there are none. Take --use-rollout-routing-replay"
+        )
+    return None
+
+
 def _fused(args: Args) -> str | None:
     flag = _given(args)
     if flag and args.moe_router_fusion and args.device != "cpu":
@@ -37,7 +46,7 @@ def _fused(args: Args) -> str | None:
     return None
 
 
-RULES: tuple[Rule, ...] = (_model, _loss, _fused)
+RULES: tuple[Rule, ...] = (_model, _loss, _nothing_noted, _fused)
 
 
 def warnings(args: Args) -> list[str]:

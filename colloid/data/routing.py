@@ -34,15 +34,17 @@ class RoutingShape:
     num_experts: int
 
 
-def decoded(text: str, num_tokens: int, shape: RoutingShape) -> np.ndarray:
+def decoded(text: str | None, num_tokens: int, shape: RoutingShape) -> np.ndarray:
     """int16 [num_tokens - 1, L, C] from what an engine answers for a sequence of `num_tokens`.
 
     Raises:
         ValueError: it is not that.
     """
+    if not isinstance(text, str):
+        raise ValueError("there are none; an engine answers with them if it was started to")
     try:
         flat = np.frombuffer(base64.b64decode(text, validate=True), dtype="<i4")
-    except (binascii.Error, ValueError, TypeError) as error:
+    except (binascii.Error, ValueError) as error:
         raise ValueError(f"it is not base64 of int32 numbers: {error}") from error
     wanted = (num_tokens - 1, shape.num_layers, shape.num_chosen)
     if len(flat) != np.prod(wanted):

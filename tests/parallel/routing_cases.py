@@ -71,6 +71,15 @@ def one_layout(
     return result
 
 
+def alone(rank: int, world_size: int, init_method: str, **given: dict[str, Any]) -> dict[str, Any]:
+    """`choices`, `with_engines` and `log_probs` in one process, each with its arguments."""
+    functions = (choices, with_engines, log_probs)
+    return {
+        function.__name__: function(rank, world_size, f"{init_method}_{function.__name__}", **given[function.__name__])
+        for function in functions
+    }
+
+
 def choices(rank: int, world_size: int, init_method: str, model: Path, runs: dict[str, dict]) -> dict[str, list]:
     """Of each run's options: the choices of every call of a router, by pass, in a rollout of two steps."""
     from colloid.training.megatron.moe import routers
@@ -110,7 +119,9 @@ def with_engines(
         for name, (model, options) in given["runs"].items():
             actor = ranks.actor(model, lr=0.0, **options)
             metrics = actor.train(0, split(rollout_batch(actor.args, given["samples"]), 1, 3)[0])
-            results[name] = {"metrics": metrics, "gradients": whole_gradients(actor)}
+            trained = [(name, parameter) for name, parameter in actor._parameters if hasattr(parameter, "main_grad")]
+            gradients = {parameter: tensor.main_grad.numpy().copy() for parameter, tensor in trained}
+            results[name] = {"metrics": metrics, "gradients": gradients}
             actor.close()
     return results
 

@@ -95,60 +95,6 @@ def test_the_first_step_of_a_rollout_is_the_same_with_and_without_the_trainers_r
     assert own["two steps"]["train/step_1/loss"] != noted["two steps"]["train/step_1/loss"]
 
 
-# ---- the experts of the log-probs before the first step
-
-
-@pytest.fixture(scope="module")
-def choices(models, tmp_path_factory) -> dict[str, list]:
-    runs = {"replay": TRAINER, "replay, recompute": TRAINER | FULL, "own": {}}
-    runs["engine's log-probs"] = TRAINER | {"use_rollout_logprobs": True}
-    given = {"model": models["glm4_moe"], "runs": runs}
-    return run_ranks(routing_cases.choices, 1, tmp_path_factory.mktemp("choices"), **given)[0]
-
-
-def by_pass(calls: list[tuple[int, np.ndarray]], recompute: bool = False) -> list[list[np.ndarray]]:
-    """The routers' choices before the first step (of the second step's samples), in the first step, and in the second;
-    a recomputed forward of a step comes once more.
-    """
-    per_forward = LAYERS - 1  # The first layer is dense.
-    forwards = [calls[row : row + per_forward] for row in range(0, len(calls), per_forward)]
-    if recompute:
-        # Each training micro-batch: its layers, then the same ones from the last to the first.
-        before = len(forwards) // 5
-        trained = forwards[before:]
-        for forward, again in zip(trained[::2], trained[1::2], strict=True):
-            for (layer, first), (other, second) in zip(forward, again[::-1], strict=True):
-                assert layer == other and np.array_equal(first, second)
-        forwards = forwards[:before] + trained[::2]
-    count = len(forwards) // 3
-    return [
-        [choice for forward in forwards[row : row + count] for _, choice in forward] for row in (0, count, 2 * count)
-    ]
-
-
-def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
-    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
-
-
-@pytest.mark.parametrize("name", ["replay", "replay, recompute"])
-def test_the_second_steps_experts_are_those_recorded_before_the_first(choices, name):
-    before, _, second = by_pass(choices[name], recompute="recompute" in name)
-    assert same(before, second)
-
-
-def test_without_replay_the_second_step_chooses_otherwise(choices):
-    before, _, second = by_pass(choices["own"])
-    assert not same(before, second)
-
-
-def test_experts_are_recorded_where_the_loss_itself_needs_no_log_probs_beforehand(choices):
-    before, _, second = by_pass(choices["engine's log-probs"])
-    assert same(before, second)
-
-
-# ---- the engine's experts
-
-
 def altered(model: Path, place: Path) -> Path:
     """The model with other biases in its routers: they choose other experts and weigh them as before."""
     place.mkdir()
@@ -190,38 +136,92 @@ def generated(url: str, shape: RoutingShape) -> list[Sample]:
 
 
 @pytest.fixture(scope="module")
-def on_engines_samples(models, tmp_path_factory) -> dict[str, dict[str, Any]]:
-    """By model, whether its routers were altered, and whether the engine's experts are replayed."""
-    place, calls = tmp_path_factory.mktemp("engines"), {}
+def alone(models, tmp_path_factory) -> dict[str, Any]:
+    """Of `routing_cases.alone`: what is computed on one rank."""
+    place, engines = tmp_path_factory.mktemp("engines"), {}
     with embedded_engines(models, place, "--enable-return-routed-experts") as urls:
         for name, model in models.items():
-            config = json.loads((model / "config.json").read_text())
-            num_experts = config.get("n_routed_experts") or config["num_experts"]
-            samples = generated(urls[name], RoutingShape(LAYERS, config["num_experts_per_tok"], num_experts))
+            num_chosen = json.loads((model / "config.json").read_text())["num_experts_per_tok"]
+            samples = generated(urls[name], RoutingShape(LAYERS, num_chosen, num_experts=16))
             runs = {f"{name}, replay": (model, ENGINE)}
             if name != MODEL:
                 other = altered(model, place / f"{name}_altered")
                 runs |= {f"{name}, altered": (other, {}), f"{name}, altered, replay": (other, ENGINE)}
                 runs[f"{name}, altered, replay, recompute"] = (other, ENGINE | FULL)
-            calls[name] = {"samples": samples, "runs": runs}
-    return run_ranks(routing_cases.with_engines, 1, tmp_path_factory.mktemp("ranks"), models=calls)[0]
+            engines[name] = {"samples": samples, "runs": runs}
+    choosing = {"replay": TRAINER, "replay, recompute": TRAINER | FULL, "own": {}}
+    choosing["engine's log-probs"] = TRAINER | {"use_rollout_logprobs": True}
+    given = {
+        "choices": {"model": models["glm4_moe"], "runs": choosing},
+        "with_engines": {"models": engines},
+        "log_probs": {"model": models[MODEL], "experts": CHOSEN},
+    }
+    return run_ranks(routing_cases.alone, 1, tmp_path_factory.mktemp("alone"), **given)[0]
+
+
+# ---- the experts of the log-probs before the first step
+
+
+def by_pass(calls: list[tuple[int, np.ndarray]], recompute: bool = False) -> list[list[np.ndarray]]:
+    """The routers' choices before the first step (of the second step's samples), in the first step, and in the second;
+    a recomputed forward of a step comes once more.
+    """
+    per_forward = LAYERS - 1  # The first layer is dense.
+    forwards = [calls[row : row + per_forward] for row in range(0, len(calls), per_forward)]
+    if recompute:
+        # Each training micro-batch: its layers, then the same ones from the last to the first.
+        before = len(forwards) // 5
+        trained = forwards[before:]
+        for forward, again in zip(trained[::2], trained[1::2], strict=True):
+            for (layer, first), (other, second) in zip(forward, again[::-1], strict=True):
+                assert layer == other and np.array_equal(first, second)
+        forwards = forwards[:before] + trained[::2]
+    count = len(forwards) // 3
+    return [
+        [choice for forward in forwards[row : row + count] for _, choice in forward] for row in (0, count, 2 * count)
+    ]
+
+
+def same(first: list[np.ndarray], second: list[np.ndarray]) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["replay", "replay, recompute"])
+def test_the_second_steps_experts_are_those_recorded_before_the_first(alone, name):
+    before, _, second = by_pass(alone["choices"][name], recompute="recompute" in name)
+    assert same(before, second)
+
+
+def test_without_replay_the_second_step_chooses_otherwise(alone):
+    before, _, second = by_pass(alone["choices"]["own"])
+    assert not same(before, second)
+
+
+def test_experts_are_recorded_where_the_loss_itself_needs_no_log_probs_beforehand(alone):
+    before, _, second = by_pass(alone["choices"]["engine's log-probs"])
+    assert same(before, second)
+
+
+# ---- the engine's experts
 
 
 DIFFERENCE = "train/train_rollout_logprob_abs_diff"
 
 
 @pytest.mark.parametrize("name", [MODEL, "glm4_moe", "deepseek_v3"])
-def test_with_the_engines_experts_the_trainers_log_probs_are_the_engines(on_engines_samples, name):
-    assert on_engines_samples[f"{name}, replay"]["metrics"][DIFFERENCE] < 1e-5
+def test_with_the_engines_experts_the_trainers_log_probs_are_the_engines(alone, name):
+    found = alone["with_engines"]
+    assert found[f"{name}, replay"]["metrics"][DIFFERENCE] < 1e-5
 
 
 @pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
-def test_even_where_its_routers_would_choose_others(on_engines_samples, name):
-    assert on_engines_samples[f"{name}, altered"]["metrics"][DIFFERENCE] > 1e-3
+def test_even_where_its_routers_would_choose_others(alone, name):
+    found = alone["with_engines"]
+    assert found[f"{name}, altered"]["metrics"][DIFFERENCE] > 1e-3
     for recompute in ("", ", recompute"):
-        assert on_engines_samples[f"{name}, altered, replay{recompute}"]["metrics"][DIFFERENCE] < 1e-5
-    gradients = on_engines_samples[f"{name}, altered, replay"]["gradients"]
-    wanted = on_engines_samples[f"{name}, replay"]["gradients"]
+        assert found[f"{name}, altered, replay{recompute}"]["metrics"][DIFFERENCE] < 1e-5
+    gradients = found[f"{name}, altered, replay"]["gradients"]
+    wanted = found[f"{name}, replay"]["gradients"]
     scale = max(np.abs(tensor).max() for tensor in wanted.values())
     for key, tensor in wanted.items():
         assert np.abs(gradients[key] - tensor).max() < 1e-5 * scale, key
@@ -230,11 +230,9 @@ def test_even_where_its_routers_would_choose_others(on_engines_samples, name):
 # ---- softmax routers
 
 
-def test_the_weights_of_replayed_experts_are_the_current_routers(models, tmp_path_factory):
+def test_the_weights_of_replayed_experts_are_the_current_routers(models, alone):
     """Against transformers, told the same experts: the softmax over all, of the chosen ones, made to sum to 1."""
-    arguments = {"model": models[MODEL], "experts": CHOSEN}
-    (found,) = run_ranks(routing_cases.log_probs, 1, tmp_path_factory.mktemp("log_probs"), **arguments)
-    batch, log_probs = found
+    batch, log_probs = alone["log_probs"]
     model, forced = hf_model(models[MODEL]), {}
 
     def choose(layer: int):
