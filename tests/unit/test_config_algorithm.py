@@ -35,7 +35,7 @@ def plan(text):
         ("--use-opd --opd-type megatron --opd-teacher-load . --rm-url http://a:1", "is read with --use-opd"),
         ("--rm-url http://a:1", "--rm-url http://a:1 names a teacher's server"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
-        ("--loss-type custom_loss", "not supported yet: --loss-type custom_loss"),
+        ("--loss-type custom_loss", "needs --custom-loss-function-path"),
         ("--loss-type sft_loss --use-kl-loss --use-tis", "leave out --use-kl-loss, --use-tis"),
         ("--loss-type sft_loss --n-samples-per-prompt 4", "--n-samples-per-prompt 4: in SFT a conversation is one"),
         ("--loss-type sft_loss --debug-rollout-only", "nothing else to run"),

@@ -56,8 +56,8 @@ def make_stateless(optimizer: MegatronOptimizer) -> None:
 
 @contextmanager
 def with_moments(optimizer: MegatronOptimizer | None) -> Iterator[None]:
-    """To save in: while it is open, a stateless optimizer of bf16 parameters has moments of 0, as Megatron saves float32
-    main parameters only together with those. Others are left as they are.
+    """To save in: while it is open, a stateless optimizer of bf16 parameters has moments of 0, as Megatron saves main
+    parameters in float32 only together with those. Others are left as they are.
     """
     for part in _stateless(optimizer) if optimizer and optimizer.config.bf16 else []:
         for parameter in (parameter for group in part.optimizer.param_groups for parameter in group["params"]):
