@@ -8,8 +8,6 @@ from tests.e2e.running import metrics_of, run_training, write_sums
 from tests.parallel.family_models import make_family
 from tests.tiny import make_tiny_tokenizer
 
-DIFFERENCE = "train/step_0/train_rollout_logprob_abs_diff"
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
@@ -20,24 +18,24 @@ def model(tmp_path_factory):
     return make_family(path, "deepseek_v3", vocab_size=300, num_hidden_layers=2, **ends)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 def test_both_ways_of_replay_train_a_mixture_of_experts(tmp_path, model):
     data, seen = write_sums(tmp_path / "data.jsonl", 8), {}
-    for name in ("use-rollout-routing-replay", "use-routing-replay"):
+    for name, rollouts in (("use-rollout-routing-replay", 2), ("use-routing-replay", 1)):
         saved = tmp_path / name
         ended = run_training(
             tmp_path,
             *("--hf-checkpoint", model, "--prompt-data", data, "--rm-type", "random", "--lr", 1e-2),
             *("--rollout-batch-size", 4, "--n-samples-per-prompt", 4, "--rollout-max-response-len", 8),
-            *("--num-steps-per-rollout", 2, "--num-rollout", 2, "--run-name", name, f"--{name}"),
+            *("--num-steps-per-rollout", 2, "--num-rollout", rollouts, "--run-name", name, f"--{name}"),
             *("--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", 1),
             *("--save-debug-rollout-data", f"{saved}_{{rollout_id}}.jsonl"),
-            timeout=110,
+            timeout=180,
         )
         assert ended.code == 0, ended.output
         seen[name] = metrics_of(tmp_path / "outputs" / name)
         for rollout, line in enumerate(seen[name]):
-            assert line[DIFFERENCE] < 1e-5
+            assert line["train/step_0/train_rollout_logprob_abs_diff"] < 1e-5
             for row in (tmp_path / f"{name}_{rollout}.jsonl").read_text().splitlines():
                 sample = json.loads(row)
                 experts = sample["rollout_routed_experts"]
@@ -46,7 +44,6 @@ def test_both_ways_of_replay_train_a_mixture_of_experts(tmp_path, model):
                 else:
                     assert len(experts) == len(sample["tokens"]) - 1 and len(experts[0]) == 2
                     assert experts[0][0] == [0, 0, 0, 0] and len(set(experts[0][1])) == 4
-    # The first step is the same, and the second, whose log-probs are of before, is so too: neither engine nor trainer
-    # has trained in between.
+    # Before the first step engine and trainer choose the same experts.
     engine, trainer = (lines[0]["train/step_1/grad_norm"] for lines in seen.values())
     assert engine == pytest.approx(trainer, rel=1e-3)
