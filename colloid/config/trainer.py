@@ -106,6 +106,10 @@ def warnings(args: Args) -> list[str]:
         found.append("--reset-optimizer-states has no effect: --use-stateless-adam has none")
     if args.use_stateless_adam and args.given & {"adam_beta1", "adam_beta2"}:
         found.append("--adam-beta1 and --adam-beta2 have no effect with --use-stateless-adam")
+    if args.keep_old_actor and args.debug_train_only:
+        found.append(
+            "--keep-old-actor: without engines no weights are updated, so the old actor stays that of the start"
+        )
     if args.save_debug_train_data and args.debug_rollout_only:
         found.append("--save-debug-train-data has no effect: with --debug-rollout-only nothing is trained")
     return found

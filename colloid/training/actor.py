@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from colloid.config.model import is_torch_dist
-from colloid.data.batch import RankBatch
+from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.advantages import step_advantages, step_returns, teacher_gaps
@@ -32,6 +33,7 @@ from colloid.training.micro_batch import MicroBatch, regroup
 from colloid.training.reference import ReferenceModel
 from colloid.training.step_loss import StepLoss
 from colloid.training.steps import Step
+from colloid.training.synced_weights import SyncedWeights
 from colloid.training.trainer_hooks import TrainerHooks
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
@@ -104,7 +106,8 @@ class Actor(TrainerRank):
             start = StartState(trained.rollout_id + 1, trained.weight_version)
         if args.keep_old_actor:
             # The engines are given these weights before they generate anything.
-            self._old_actor = ReferenceModel(self._parameters)
+            keeps = 2 if args.entry == "train_async" else 1
+            self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps)
         return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
@@ -151,21 +154,22 @@ class Actor(TrainerRank):
         self._routing = RolloutRouting(self._replay, len(batch.samples.tokens), batch.samples.routed_experts)
         reference = self._log_probs_of(self._reference, "ref_", steps, passes)
         teacher = self._teacher_log_probs(steps, passes)
-        old = self._old_log_probs(steps, passes)
+        old = self._old_log_probs(batch.samples, steps, passes)
         prepared = []
         for index, micro_batches in enumerate(steps):
-            behaviour = self._behaviour(micro_batches, old[index])
+            of_pass, entropy = old[index]
+            behaviour = self._behaviour(micro_batches, of_pass)
             of_critic = None if values is None else take_rows(values, micro_batches)
             known = {"old": behaviour, "reference": reference[index], "values": of_critic}
             has_returns = bool(of_critic) and parallel.is_last_stage()
             returns = step_returns(self._advantage, micro_batches, **known) if has_returns else []
-            advantages = self._advantages(micro_batches, teacher=teacher[index], **known)
+            advantages = self._advantages(micro_batches, teacher=teacher[index], entropy=entropy, **known)
             gaps = teacher_gaps(micro_batches, behaviour, teacher[index])
-            before = old[index] if index or self._reads_old else None
+            before = of_pass if index or self._reads_old else None
             if self._custom:
                 before = behaviour
             totals = batch.totals[index] if batch.totals else None
-            prepared.append(Step(micro_batches, totals, before, reference[index], advantages, returns, gaps))
+            prepared.append(Step(micro_batches, totals, before, reference[index], advantages, returns, gaps, entropy))
         if parallel.is_last_stage():
             prepared = self._hooks.after_log_probs(rollout_id, dist.get_rank(), prepared)
         return prepared
@@ -227,7 +231,7 @@ class Actor(TrainerRank):
             raise WeightSyncError(failure[0])
         self._weight_version = version
         if self._old_actor:
-            self._old_actor.become_policy()
+            self._old_actor.synced(version)
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
@@ -267,21 +271,27 @@ class Actor(TrainerRank):
             return []
         return regroup(step.compute_log_probs(self._chunks, passes, self._head, routed), passes, micro_batches)
 
+    def _log_probs_and_entropies(
+        self, micro_batches: list[MicroBatch], passes: list[MicroBatch], routed: RoutedPass | None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
+        """As `_log_probs`, with the entropies where `--use-rollout-entropy` asks for them."""
+        if not passes or not self.args.use_rollout_entropy:
+            return self._log_probs(micro_batches, passes, routed), None
+        found = step.compute_log_probs_and_entropies(self._chunks, passes, self._head, routed)
+        log_probs, entropies = (regroup(values, passes, micro_batches) for values in found)
+        return log_probs, entropies
+
     def _log_probs_of(
         self, model: ReferenceModel | None, prefix: str, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
     ) -> list[list[torch.Tensor] | None]:
-        """Log-probs of other weights than the policy's, of each step; None where there is no such model. Reference and
-        teacher choose their experts themselves.
+        """Log-probs of the reference or teacher, of each step; None where there is no such model. They choose their
+        experts themselves.
         """
-        behaves = model is not None and model is self._old_actor
         if model is None:
             return [None for _ in steps]
         with model.swapped_in():
             self._hooks.before_log_prob(self._chunks, prefix)
-            return [
-                self._log_probs(micro_batches, passes[index], self._routing.before(index) if behaves else None)
-                for index, micro_batches in enumerate(steps)
-            ]
+            return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
 
     def _teacher_log_probs(
         self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
@@ -294,20 +304,25 @@ class Actor(TrainerRank):
         return [[micro_batch.teacher_log_probs for micro_batch in micro_batches] for micro_batches in steps]
 
     def _old_log_probs(
-        self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
-    ) -> list[list[torch.Tensor] | None]:
-        """The trainer's log-probs before the rollout's first step, of the steps that need them; with
-        `--keep-old-actor` those of the weights that the engines have.
+        self, samples: RolloutBatch, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
+    ) -> list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]:
+        """The trainer's log-probs before the rollout's first step, of the steps that need them, and the entropies where
+        they are asked for; with `--keep-old-actor` those of the newest weights that generated any of it.
         """
+        recomputed = [bool(self._old_actor) or self._recomputes(index) for index in range(len(steps))]
+        weights = nullcontext()
         if self._old_actor:
-            return self._log_probs_of(self._old_actor, "", steps, passes)
-        recomputed = [self._recomputes(index) for index in range(len(steps))]
-        if any(recomputed):
-            self._hooks.before_log_prob(self._chunks, "")
-        return [
-            self._log_probs(micro_batches, passes[index], self._routing.before(index)) if recomputed[index] else None
-            for index, micro_batches in enumerate(steps)
-        ]
+            newest = parallel.largest(int(samples.weight_versions.max(initial=-1)))
+            weights = self._old_actor.of(newest).swapped_in()
+        with weights:
+            if any(recomputed):
+                self._hooks.before_log_prob(self._chunks, "")
+            return [
+                self._log_probs_and_entropies(micro_batches, passes[index], self._routing.before(index))
+                if recomputed[index]
+                else (None, None)
+                for index, micro_batches in enumerate(steps)
+            ]
 
     @property
     def _reads_old(self) -> bool:
@@ -318,6 +333,8 @@ class Actor(TrainerRank):
         """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
         forward pass: nothing was trained in between.
         """
+        if self.args.use_rollout_entropy:
+            return True
         if self._sft or not self._computes_advantages:
             return False
         if self._objective.use_rollout_logprobs:
@@ -340,6 +357,7 @@ class Actor(TrainerRank):
         old: list[torch.Tensor] | None,
         reference: list[torch.Tensor] | None,
         teacher: list[torch.Tensor] | None,
+        entropy: list[torch.Tensor] | None,
         values: list[torch.Tensor] | None,
     ) -> list[torch.Tensor]:
         """Of a step's micro-batches; where the loss is computed."""
@@ -351,6 +369,7 @@ class Actor(TrainerRank):
             old=old,
             reference=reference,
             teacher=teacher,
+            entropy=entropy,
             values=values,
             sum_over_ranks=parallel.sum_over_data_parallel,
         )

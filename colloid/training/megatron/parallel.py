@@ -135,6 +135,13 @@ def gather_objects(mine: Any) -> list[Any]:
     return found
 
 
+def largest(value: int) -> int:
+    """The largest of all ranks' values. Collective."""
+    tensor = torch.tensor(value)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor)
+
+
 def sequence_split(sequence_parallel: bool) -> SequenceSplit:
     """This rank's part of each sequence."""
     return SequenceSplit(
