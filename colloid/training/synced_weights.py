@@ -1,4 +1,4 @@
-"""The weights that the engines were given, kept on the host: the policy that generated a rollout, however many steps the
+"""The weights that the engines were given, kept on the host: the policy that generated a rollout, however far the
 trainer is ahead of it.
 
 In the synchronous loop the engines have the weights of the last update. In the asynchronous one a rollout may be under
