@@ -44,29 +44,20 @@ def layouts(
 def one_layout(
     rank: int, world_size: int, init_method: str, model: Path, options: dict[str, Any], experts: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """Metrics and gradient of a step, and what two steps at a high learning rate come to.
+    """Metrics of a rollout of two steps, and the gradient of the second, whose log-probs are computed beforehand in
+    larger packs than it trains.
 
     Args:
-        experts: (of a layer, chosen a token) of a rollout whose experts are replayed; None: there are none.
+        experts: (of a layer, chosen a token) of a rollout whose experts are replayed, and nothing is learnt, so that
+            results differ by rounding alone; None: there are none, and the second step's routers are others.
     """
     ranks = Ranks(rank, world_size, init_method)
-    options = {"actor_num_gpus_per_node": world_size} | options
-
-    def rollout(num_steps: int) -> RolloutBatch:
-        batch = make_rollout(num_steps=num_steps, vocab=VOCAB)
-        return any_experts(batch, *experts) if experts else batch
-
-    actor = ranks.actor(model, lr=0.0, **options)
-    metrics = actor.train(0, part(rollout(1), micro_batch_size=2))
-    result: dict[str, Any] = {"metrics": metrics, "gradients": whole_gradients(actor)}
-    actor.close()
-    # The second step's log-probs are computed beforehand, in larger packs than it trains.
-    actor = ranks.actor(model, num_steps_per_rollout=2, **options | {"lr": 1e-2})
-    packs = {"max_tokens": 30, "log_probs_max_tokens": 60}
-    if options.get("context_parallel_size"):
-        packs["length_multiple"] = 4
-    result["two steps"] = actor.train(0, part(rollout(2), **packs))
-    result["copies agree"] = copies_agree(actor)
+    options = {"actor_num_gpus_per_node": world_size, "lr": 0.0 if experts else 1e-2} | options
+    actor = ranks.actor(model, num_steps_per_rollout=2, **options)
+    batch = make_rollout(num_steps=2, vocab=VOCAB)
+    packs = {"max_tokens": 30, "log_probs_max_tokens": 60, "length_multiple": 4}
+    metrics = actor.train(0, part(any_experts(batch, *experts) if experts else batch, **packs))
+    result = {"metrics": metrics, "gradients": whole_gradients(actor), "copies agree": copies_agree(actor)}
     actor.close()
     return result
 
