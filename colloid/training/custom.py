@@ -5,7 +5,7 @@ They see samples: lists with a tensor over the response tokens of each, as hooks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,15 +56,16 @@ def custom_correction(function: Callable[..., Any], micro_batch: MicroBatch) -> 
 def custom_advantages(
     function: Callable[..., Any],
     micro_batches: Sequence[MicroBatch],
-    *,
-    log_probs: Sequence[torch.Tensor] | None,
-    reference: Sequence[torch.Tensor] | None,
+    known: Mapping[str, Sequence[torch.Tensor] | None],
 ) -> list[torch.Tensor]:
     """`--custom-advantage-function-path` on all samples of a step that this rank trains.
 
     `rollout_data` has, with an entry for each sample: `rewards` (shaped), `loss_masks`, `response_lengths`,
-    `total_lengths`, and where they are known `log_probs`, `ref_log_probs`, `rollout_log_probs`. The function sets
-    `advantages` (and may set `returns`): a tensor over the response tokens of each sample.
+    `total_lengths`, and where they are known `log_probs`, `ref_log_probs`, `rollout_log_probs`, `teacher_log_probs`,
+    `entropy`. The function sets `advantages` (and may set `returns`): a tensor over the response tokens of each sample.
+
+    Args:
+        known: key -> [R] of each micro-batch; None: not known.
 
     Returns:
         float64 [R] of each micro-batch, 0 at masked tokens.
@@ -78,10 +79,7 @@ def custom_advantages(
         "response_lengths": [length for part in micro_batches for length in part.response_lengths.tolist()],
         "total_lengths": [length for part in micro_batches for length in part.lengths.tolist()],
     }
-    if log_probs:
-        data["log_probs"] = _joined(log_probs, micro_batches)
-    if reference:
-        data["ref_log_probs"] = _joined(reference, micro_batches)
+    data |= {key: _joined(values, micro_batches) for key, values in known.items() if values}
     rollout = [part.rollout_log_probs for part in micro_batches]
     if all(values is not None for values in rollout):
         data["rollout_log_probs"] = _joined(rollout, micro_batches)

@@ -74,6 +74,9 @@ class StepLoss:
         if step.gaps:
             weights = micro_batch.token_weights.to(torch.float64)
             measured["opd_kl"] = ((weights * step.gaps[row]).sum(), weights.sum())
+        if step.entropy:
+            weights = micro_batch.token_weights.to(torch.float64)
+            measured["rollout_entropy"] = ((weights * step.entropy[row]).sum(), weights.sum())
         return value, measured
 
     def _custom(self, row: int, micro_batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, Metrics]:

@@ -23,6 +23,7 @@ COLUMNS = {
     "ref_log_probs": "reference",
     "advantages": "advantages",
     "returns": "returns",
+    "entropy": "entropy",
 }
 """Key of `rollout_data` -> attribute of `Step`."""
 
@@ -44,6 +45,8 @@ class Step:
     """Where there is a critic."""
     gaps: list[torch.Tensor] | None = None
     """To the teacher, where there is one."""
+    entropy: list[torch.Tensor] | None = None
+    """Of the behaviour policy, where `--use-rollout-entropy` asks for it."""
 
 
 def by_sample(values: torch.Tensor, micro_batch: MicroBatch) -> list[torch.Tensor]:

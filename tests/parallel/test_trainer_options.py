@@ -97,6 +97,11 @@ def rollout_data_postprocess(args, rollout_id, rollout_data):
     rollout_data["loss_masks"] = [mask * (row > 0) for row, mask in enumerate(rollout_data["loss_masks"])]
 
 
+def where_uncertain(args, rollout_id, rollout_data):
+    pairs = zip(rollout_data["loss_masks"], rollout_data["entropy"], strict=True)
+    rollout_data["loss_masks"] = [mask * (entropy > 0) for mask, entropy in pairs]
+
+
 def half(args, rollout_id, rollout_data):
     rollout_data["advantages"] = [values / 2 for values in rollout_data["advantages"]]
 '''
@@ -150,6 +155,9 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
         step(f"by ten {size}", size=size, custom_pg_loss_reducer_function_path=f"{hooks}:by_ten")
     step("plain")
     step("halved", rollout_data_postprocess_path=f"{hooks}:half")
+    for layout, options in LAYOUTS.items():
+        hook = {"rollout_data_postprocess_path": f"{hooks}:where_uncertain"} if layout == "DP2" else {}
+        step(f"{layout} entropy", use_rollout_entropy=True, **hook, **options)
     once = {"weight_decay": 0.1, "lr": 1e-3, "adam_eps": 1e-4}
     without = once | {"use_stateless_adam": True}
     optimizers = {
@@ -225,6 +233,17 @@ def test_a_reducer_is_of_the_policy_loss_and_does_not_depend_on_micro_batches(re
 def test_what_a_hook_makes_of_the_data_is_trained(results):
     plain, halved = (results[0][name]["gradients"] for name in ("plain", "halved"))
     assert difference({name: 2 * values for name, values in halved.items()}, plain) < 1e-6
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_entropy_before_the_rollout_is_logged_and_hooks_see_it(results, layout):
+    for rank in results:
+        metrics = rank[f"{layout} entropy"]["metrics"]
+        # Nothing was trained between the two passes, and every token's is above 0.
+        assert metrics["train/rollout_entropy"] == pytest.approx(metrics["train/entropy_loss"], rel=1e-5)
+        assert metrics["train/rollout_entropy"] > 0.1
+    assert "train/rollout_entropy" not in results[0]["plain"]["metrics"]
+    assert difference(results[0]["DP2 entropy"]["gradients"], results[0]["plain"]["gradients"]) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["", " distributed", " bf16"])

@@ -2,7 +2,6 @@
 
 from colloid.config.option import FLAG, OFF, opt
 
-LATER = {"built": ()}
 LEVELS = ("token", "sequence", "geometric")
 
 ALGORITHM = (
@@ -101,7 +100,13 @@ ALGORITHM = (
         low=1,
         shown="never",
     ),
-    opt("--use-rollout-entropy", FLAG, None, "Entropy of the behaviour policy.", **LATER),
+    opt(
+        "--use-rollout-entropy",
+        FLAG,
+        None,
+        "Compute the entropy of each token's distribution before the rollout's first step: for hooks (`entropy`), and "
+        "logged as train/rollout_entropy.",
+    ),
 )
 
 CORRECTION = (

@@ -108,6 +108,22 @@ def compute_log_probs(
     return _run(chunks, micro_batches, collect, forward_only=True, routed=routed)
 
 
+@torch.no_grad()
+def compute_log_probs_and_entropies(
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    head: Head,
+    routed: RoutedPass | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """As `compute_log_probs`, with the entropies [R]."""
+
+    def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
+        return head(model, micro_batch, hidden, True)
+
+    pairs = _run(chunks, micro_batches, collect, forward_only=True, routed=routed)
+    return [log_probs for log_probs, _ in pairs], [entropies for _, entropies in pairs]
+
+
 def forward_backward(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
