@@ -7,34 +7,28 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
 from colloid.config.model import is_torch_dist
-from colloid.data.batch import RankBatch, RolloutBatch
+from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
-from colloid.training.advantages import step_advantages, step_returns, teacher_gaps
-from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
-from colloid.training.loss_options import advantage_config, loss_choice
+from colloid.training.base import put_rows, train_metrics
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
-from colloid.training.megatron.routing_replay import RolloutRouting, RoutedPass, RoutingReplay
+from colloid.training.megatron.routing_replay import RoutingReplay
 from colloid.training.megatron.shards import weight_coordinates
-from colloid.training.micro_batch import MicroBatch, regroup
+from colloid.training.policy_rank import PolicyRank
 from colloid.training.reference import ReferenceModel
 from colloid.training.step_loss import StepLoss
 from colloid.training.steps import Step
 from colloid.training.synced_weights import SyncedWeights
-from colloid.training.trainer_hooks import TrainerHooks
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
@@ -59,19 +53,10 @@ class StartState:
     weight_version: int
 
 
-class Actor(TrainerRank):
+class Actor(PolicyRank):
     """One rank."""
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
-        super().__init__(args, rank, world_size, init_method)
-        self._weight_version = 0
-        self._loss = loss_choice(args)
-        self._objective = self._loss.objective
-        self._sft, self._custom = (self._loss.kind == kind for kind in ("sft_loss", "custom_loss"))
-        self._head = step.Head(1.0 if self._sft else args.rollout_temperature, args.log_probs_chunk_size)
-        self._advantage = advantage_config(args)
-        self._computes_advantages = args.compute_advantages_and_returns
-        self._hooks = TrainerHooks(args)
+    _weight_version = 0
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -84,14 +69,11 @@ class Actor(TrainerRank):
             self._load_weights(args.init_checkpoint)
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
-        self._reference = None
         if self._objective.use_kl_loss or self._advantage.needs_reference:
             place = self._updated_reference() or args.ref_load
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
-        replays = args.use_routing_replay or args.use_rollout_routing_replay
-        self._replay = RoutingReplay(self._chunks) if replays else None
-        self._old_actor = None
-        self._teacher = None
+        if args.use_routing_replay or args.use_rollout_routing_replay:
+            self._replay = RoutingReplay(self._chunks)
         if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
@@ -146,33 +128,6 @@ class Actor(TrainerRank):
         if rollout_id < self.args.num_critic_only_steps:
             return {"perf/log_probs_time": time.monotonic() - begin}, returns
         return self._optimize(rollout_id, steps, begin), returns
-
-    def _prepare(self, rollout_id: int, batch: RankBatch, values: np.ndarray | None = None) -> list[Step]:
-        """Everything that comes before a rollout's first step."""
-        steps = self._micro_batches(batch, batch.micro_batches)
-        passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
-        self._routing = RolloutRouting(self._replay, len(batch.samples.tokens), batch.samples.routed_experts)
-        reference = self._log_probs_of(self._reference, "ref_", steps, passes)
-        teacher = self._teacher_log_probs(steps, passes)
-        old = self._old_log_probs(batch.samples, steps, passes)
-        prepared = []
-        for index, micro_batches in enumerate(steps):
-            of_pass, entropy = old[index]
-            behaviour = self._behaviour(micro_batches, of_pass)
-            of_critic = None if values is None else take_rows(values, micro_batches)
-            known = {"old": behaviour, "reference": reference[index], "values": of_critic}
-            has_returns = bool(of_critic) and parallel.is_last_stage()
-            returns = step_returns(self._advantage, micro_batches, **known) if has_returns else []
-            advantages = self._advantages(micro_batches, teacher=teacher[index], entropy=entropy, **known)
-            gaps = teacher_gaps(micro_batches, behaviour, teacher[index])
-            before = of_pass if index or self._reads_old else None
-            if self._custom:
-                before = behaviour
-            totals = batch.totals[index] if batch.totals else None
-            prepared.append(Step(micro_batches, totals, before, reference[index], advantages, returns, gaps, entropy))
-        if parallel.is_last_stage():
-            prepared = self._hooks.after_log_probs(rollout_id, dist.get_rank(), prepared)
-        return prepared
 
     def _optimize(self, rollout_id: int, steps: list[Step], begin: float) -> dict[str, float]:
         """The rollout's optimizer steps, and its metrics."""
@@ -263,117 +218,6 @@ class Actor(TrainerRank):
         else:
             load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
-    def _log_probs(
-        self, micro_batches: list[MicroBatch], passes: list[MicroBatch], routed: RoutedPass | None = None
-    ) -> list[torch.Tensor]:
-        """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
-        if not passes:
-            return []
-        return regroup(step.compute_log_probs(self._chunks, passes, self._head, routed), passes, micro_batches)
-
-    def _log_probs_and_entropies(
-        self, micro_batches: list[MicroBatch], passes: list[MicroBatch], routed: RoutedPass | None
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor] | None]:
-        """As `_log_probs`, with the entropies where `--use-rollout-entropy` asks for them."""
-        if not passes or not self.args.use_rollout_entropy:
-            return self._log_probs(micro_batches, passes, routed), None
-        found = step.compute_log_probs_and_entropies(self._chunks, passes, self._head, routed)
-        log_probs, entropies = (regroup(values, passes, micro_batches) for values in found)
-        return log_probs, entropies
-
-    def _log_probs_of(
-        self, model: ReferenceModel | None, prefix: str, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
-    ) -> list[list[torch.Tensor] | None]:
-        """Log-probs of the reference or teacher, of each step; None where there is no such model. They choose their
-        experts themselves.
-        """
-        if model is None:
-            return [None for _ in steps]
-        with model.swapped_in():
-            self._hooks.before_log_prob(self._chunks, prefix)
-            return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
-
-    def _teacher_log_probs(
-        self, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
-    ) -> list[list[torch.Tensor] | None]:
-        """As `_log_probs_of`, of the teacher; those of one behind an engine came with the batch."""
-        if self._teacher or not self._advantage.distills:
-            return self._log_probs_of(self._teacher, "teacher_", steps, passes)
-        if not parallel.is_last_stage():
-            return [[] for _ in steps]
-        return [[micro_batch.teacher_log_probs for micro_batch in micro_batches] for micro_batches in steps]
-
-    def _old_log_probs(
-        self, samples: RolloutBatch, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
-    ) -> list[tuple[list[torch.Tensor] | None, list[torch.Tensor] | None]]:
-        """The trainer's log-probs before the rollout's first step, of the steps that need them, and the entropies where
-        they are asked for; with `--keep-old-actor` those of the newest weights that generated any of it.
-        """
-        recomputed = [bool(self._old_actor) or self._recomputes(index) for index in range(len(steps))]
-        weights = nullcontext()
-        if self._old_actor:
-            newest = parallel.largest(int(samples.weight_versions.max(initial=-1)))
-            weights = self._old_actor.of(newest).swapped_in()
-        with weights:
-            if any(recomputed):
-                self._hooks.before_log_prob(self._chunks, "")
-            return [
-                self._log_probs_and_entropies(micro_batches, passes[index], self._routing.before(index))
-                if recomputed[index]
-                else (None, None)
-                for index, micro_batches in enumerate(steps)
-            ]
-
-    @property
-    def _reads_old(self) -> bool:
-        """Whether a rollout's first step takes the log-probs of before it from elsewhere than its own forward pass."""
-        return bool(self._old_actor) or self._hooks.sees_log_probs
-
-    def _recomputes(self, index: int) -> bool:
-        """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
-        forward pass: nothing was trained in between.
-        """
-        if self.args.use_rollout_entropy:
-            return True
-        if self._sft or not self._computes_advantages:
-            return False
-        if self._objective.use_rollout_logprobs:
-            compares, notes = self._objective.correction.compares_with_engine, self.args.use_routing_replay
-            return index > 0 and bool(compares or notes)
-        return index > 0 or self._advantage.needs_log_probs or self._custom or self._hooks.sees_log_probs
-
-    def _behaviour(
-        self, micro_batches: list[MicroBatch], recomputed: list[torch.Tensor] | None
-    ) -> list[torch.Tensor] | None:
-        """The behaviour policy's log-probs of a step's micro-batches, where they are known before it."""
-        if self._objective.use_rollout_logprobs and parallel.is_last_stage():
-            return [engine_log_probs(micro_batch) for micro_batch in micro_batches]
-        return recomputed
-
-    def _advantages(
-        self,
-        micro_batches: list[MicroBatch],
-        *,
-        old: list[torch.Tensor] | None,
-        reference: list[torch.Tensor] | None,
-        teacher: list[torch.Tensor] | None,
-        entropy: list[torch.Tensor] | None,
-        values: list[torch.Tensor] | None,
-    ) -> list[torch.Tensor]:
-        """Of a step's micro-batches; where the loss is computed."""
-        if not parallel.is_last_stage() or not self._computes_advantages:
-            return []
-        return step_advantages(
-            self._advantage,
-            micro_batches,
-            old=old,
-            reference=reference,
-            teacher=teacher,
-            entropy=entropy,
-            values=values,
-            sum_over_ranks=parallel.sum_over_data_parallel,
-        )
-
     def _train_step(self, rollout_id: int, index: int, known: Step) -> dict[str, float]:
         self._hooks.before_train_step(rollout_id, index, self._chunks, self._optimizer, self._scheduler)
         num_parts = len(known.micro_batches) * parallel.data_parallel_size()
@@ -392,9 +236,3 @@ class Actor(TrainerRank):
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
         self._update(metrics, "loss", rollout_id, index)
         return metrics
-
-
-def engine_log_probs(micro_batch: MicroBatch) -> torch.Tensor:
-    """[R], the engine's; 0 where no sample has any, as then all are masked."""
-    found = micro_batch.rollout_log_probs
-    return micro_batch.token_weights.new_zeros(len(micro_batch.loss_mask)) if found is None else found
