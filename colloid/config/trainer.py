@@ -40,7 +40,10 @@ def _without_advantages(args: Args) -> str | None:
     flag = "--disable-compute-advantages-and-returns"
     if args.loss_type == "policy_loss":
         return f"{flag}: the policy loss is made of advantages; it goes with --loss-type custom_loss or sft_loss"
-    found = _given(args, ("custom_advantage_function_path", "normalize_advantages", "use_opd", "keep_old_actor"))
+    found = _given(
+        args,
+        ("custom_advantage_function_path", "normalize_advantages", "use_opd", "keep_old_actor", "use_rollout_entropy"),
+    )
     if found:
         return f"{flag} computes neither log-probs nor advantages; leave out {found}"
     if roles.has_critic(args):

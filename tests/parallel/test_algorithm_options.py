@@ -100,11 +100,14 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (OPD, {"opd_kl_coef": 0.1}),
     (OPD, {"use_rollout_logprobs": True}),
 ]
-METRICS_ONLY = {"get_mismatch_metrics"}
-"""Changes no weight."""
+METRICS_ONLY = {"get_mismatch_metrics", "use_rollout_entropy"}
+"""They change no weight; the latter also what hooks see, see `test_trainer_options.py`."""
 LOSS_DECIDES = {"compute_advantages_and_returns", "disable_compute_advantages_and_returns"}
 """What is not computed only a custom loss can tell, see `test_trainer_options.py`."""
 
+
+OF_EXPERTS = {"use_routing_replay", "use_rollout_routing_replay"}
+"""They need a mixture of experts, see `test_routing_replay.py`."""
 
 OF_THE_CRITIC = {"lambd", "value_clip", "num_critic_only_steps"}
 """They need ranks of a critic; `tests/unit/test_algorithm_invariances.py` changes the first two."""
@@ -194,4 +197,4 @@ def test_no_option_is_left_out():
     built = {option.flag[2:].replace("-", "_") for option in loss.ALGORITHM + loss.CORRECTION if option.built != ()}
     tried = {name for base, change in CHANGES for name in base | change}
     built |= {"only_train_params_name_list", "freeze_params_name_list", "reset_optimizer_states"}
-    assert built - OF_THE_CRITIC <= tried | METRICS_ONLY | LOSS_DECIDES
+    assert built - OF_THE_CRITIC - OF_EXPERTS <= tried | METRICS_ONLY | LOSS_DECIDES
