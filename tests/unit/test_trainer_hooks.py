@@ -1,6 +1,9 @@
 """What hooks of the trainer leave behind is checked, and errors name them."""
 
+import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -123,3 +126,21 @@ def test_a_reducer_gets_the_samples_and_is_divided_by_the_global_batch(per_token
     part = PARTS[1]
     assert seen[:2] == [part.lengths.tolist(), part.response_lengths.tolist()] and seen[3] is per_token
     assert torch.equal(torch.cat(seen[2]).bool(), part.loss_mask)
+
+
+def test_the_functions_that_the_page_shows_run():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    shown = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, shown)
+    old = [torch.full_like(values, -np.log(512)) for values in ADVANTAGES]
+    step, args = replace(STEP, old=old), SimpleNamespace(rollout_temperature=0.8)
+    choice = LossChoice("custom_loss", ObjectiveConfig(), custom_loss=lambda *given: shown["custom_loss"](args, *given))
+    logits = torch.zeros(len(PARTS[1].loss_mask), 512, requires_grad=True)
+    loss, metrics = StepLoss(choice, step, True, 0.5)(1, PARTS[1], logits, None)
+    loss.backward()
+    part = PARTS[1]
+    assert loss.item() == pytest.approx(-float((part.token_weights * ADVANTAGES[1]).sum()), rel=1e-5)
+    assert float(metrics["ratio"][0]) == pytest.approx(float(part.token_weights.sum()), rel=1e-5)
+    assert (logits.grad.abs().sum(1) > 0).equal(part.loss_mask & (ADVANTAGES[1] != 0))
+    assert torch.isfinite(reduced(shown["reducer"])[0])
