@@ -47,7 +47,8 @@ class Teacher:
     def __init__(self, url: str, *, temperature: float, api_key: str | None = None, **client_options: Any):
         self.url = url.rstrip("/").removesuffix("/generate")
         self._temperature = temperature
-        self._client = EngineClient(self.url, [self.url], api_key=api_key, **client_options)
+        # Nothing is aborted by its id: a judgement that is computed twice does no harm, and the connection is closed.
+        self._client = EngineClient(self.url, [], api_key=api_key, **client_options)
 
     async def check(self, tokenizer: Any) -> None:
         """Sees whether the teacher can judge this tokenizer's ids.

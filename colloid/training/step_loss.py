@@ -52,7 +52,8 @@ class StepLoss:
         if self.choice.kind == "sft_loss":
             return sft_objective(head, micro_batch.loss_mask, micro_batch.token_weights, self.share)
         if self.choice.kind == "custom_loss":
-            return self._custom(row, micro_batch, head)
+            value, measured = self._custom(row, micro_batch, head)
+            return value, measured | self._measured_before(row, micro_batch)
         step, choice = self.step, self.choice
         inputs = ObjectiveInputs(
             log_probs=head,
@@ -71,13 +72,13 @@ class StepLoss:
             share=self.share,
         )
         value, measured = objective(inputs, choice.objective)
-        if step.gaps:
-            weights = micro_batch.token_weights.to(torch.float64)
-            measured["opd_kl"] = ((weights * step.gaps[row]).sum(), weights.sum())
-        if step.entropy:
-            weights = micro_batch.token_weights.to(torch.float64)
-            measured["rollout_entropy"] = ((weights * step.entropy[row]).sum(), weights.sum())
-        return value, measured
+        return value, measured | self._measured_before(row, micro_batch)
+
+    def _measured_before(self, row: int, micro_batch: MicroBatch) -> Metrics:
+        """Means over tokens of what was known before the step."""
+        weights = micro_batch.token_weights.to(torch.float64)
+        known = {"opd_kl": self.step.gaps, "rollout_entropy": self.step.entropy}
+        return {name: ((weights * values[row]).sum(), weights.sum()) for name, values in known.items() if values}
 
     def _custom(self, row: int, micro_batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
         """`--custom-loss-function-path`."""

@@ -1,4 +1,4 @@
-"""The loss of SFT and a teacher's log-probs, its own or an engine's, under every kind of parallelism: as on one rank."""
+"""The loss of SFT and a teacher's log-probs, its own or an engine's, in every layout of the ranks: as on one rank."""
 
 from __future__ import annotations
 

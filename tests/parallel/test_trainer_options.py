@@ -155,6 +155,7 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
         step(f"by ten {size}", size=size, custom_pg_loss_reducer_function_path=f"{hooks}:by_ten")
     step("plain")
     step("halved", rollout_data_postprocess_path=f"{hooks}:half")
+    step("custom entropy", use_rollout_entropy=True, **own)
     for layout, options in LAYOUTS.items():
         hook = {"rollout_data_postprocess_path": f"{hooks}:where_uncertain"} if layout == "DP2" else {}
         step(f"{layout} entropy", use_rollout_entropy=True, **hook, **options)
@@ -243,6 +244,8 @@ def test_the_entropy_before_the_rollout_is_logged_and_hooks_see_it(results, layo
         assert metrics["train/rollout_entropy"] == pytest.approx(metrics["train/entropy_loss"], rel=1e-5)
         assert metrics["train/rollout_entropy"] > 0.1
     assert "train/rollout_entropy" not in results[0]["plain"]["metrics"]
+    custom = results[0]["custom entropy"]["metrics"]
+    assert custom["train/rollout_entropy"] == pytest.approx(metrics["train/rollout_entropy"], rel=1e-5)
     assert difference(results[0]["DP2 entropy"]["gradients"], results[0]["plain"]["gradients"]) < 1e-6
 
 
