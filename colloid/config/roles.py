@@ -98,8 +98,8 @@ def role_args(args: Args, role: str) -> Args:
 def _options(args: Args) -> str | None:
     if has_critic(args) and args.custom_advantage_function_path:
         return (
-            "--custom-advantage-function-path is not supported yet with --advantage-estimator ppo: it yields no returns "
-            "for the critic to learn"
+            "--custom-advantage-function-path is not supported yet with --advantage-estimator ppo: it yields no "
+            "returns for the critic to learn"
         )
     return None
 
