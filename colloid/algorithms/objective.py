@@ -8,6 +8,7 @@ neither the gradient nor a metric depends on how the batch was split.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -82,6 +83,9 @@ class ObjectiveInputs:
     """[R], with gradient where `entropy_coef` is not 0, in which case it is needed."""
     custom_correction: CustomCorrection | None = None
     """Of the policy loss, before those of the configuration."""
+    policy_reducer: Callable[[Tensor], Tensor] | None = None
+    """[R] -> the policy loss of the micro-batch, a scalar that is summed over micro-batches and ranks; in place of the
+    token weights, which KL loss, entropy and metrics keep."""
     share: float | None = None
     """This micro-batch's share of the step: 1 / (its micro-batches on all ranks). With it, terms of the loss are
     reported over the step's denominators, as the loss has them; without it, over the tokens seen here."""
@@ -112,7 +116,8 @@ def objective(inputs: ObjectiveInputs, config: ObjectiveConfig) -> tuple[Tensor,
     given = CorrectionInputs(
         log_probs.detach(), old, known_trainer, rollout, advantages, inputs.sample_index, mask, inputs.num_samples
     )
-    loss = sums.term("pg_loss", _corrected(policy.loss, given, inputs.custom_correction, config.correction, sums))
+    corrected = _corrected(policy.loss, given, inputs.custom_correction, config.correction, sums)
+    loss = sums.term("pg_loss", corrected, inputs.policy_reducer)
     if config.use_kl_loss:
         ref = masked(_needed(inputs.ref_log_probs, "reference log-probs", "--use-kl-loss").to(log_probs), mask)
         ratio = exp_log_ratio(log_probs - old) if config.use_unbiased_kl else None
@@ -145,9 +150,10 @@ class _WeightedSums:
         total = self._weights.sum()
         self._share = total if inputs.share is None else torch.full_like(total, inputs.share)
 
-    def term(self, name: str, values: Tensor) -> Tensor:
-        """A term of the loss: its weighted sum, with gradient."""
-        value = (self._loss_weights * masked(values, self._mask)).sum()
+    def term(self, name: str, values: Tensor, reducer: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """A term of the loss: its weighted sum, or what a reducer makes of it; with gradient."""
+        values = masked(values, self._mask)
+        value = reducer(values) if reducer else (self._loss_weights * values).sum()
         self.record(name, value)
         return value
 

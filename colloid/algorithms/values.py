@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from colloid.algorithms.segments import masked
 
 Metrics = dict[str, tuple[Tensor, Tensor]]
 """Metric -> (weighted sum, weight)."""
+
+Totals = Mapping[str, tuple[float, float]]
+"""The same, added up over all micro-batches and ranks."""
 
 _MOMENTS = ("return", "return_square", "error", "error_square")
 """Sums over unmasked tokens that `explained_variance` is made of."""
@@ -59,7 +62,17 @@ def value_loss(
     return loss, metrics
 
 
-def means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def added(totals: Iterable[Totals]) -> Totals:
+    """The sums of several steps as one."""
+    whole: dict[str, tuple[float, float]] = {}
+    for each in totals:
+        for name, (value, weight) in each.items():
+            before = whole.get(name, (0.0, 0.0))
+            whole[name] = before[0] + value, before[1] + weight
+    return whole
+
+
+def means(totals: Totals) -> dict[str, float]:
     """Metrics of a step, from its sums over micro-batches and ranks: the two of the loss, and `explained_variance` of
     the returns by the values from before training, 1 - Var(R - V) / Var(R). It is left out where all returns are equal.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 from colloid.algorithms.estimators import Baseline, Credit, get_estimator
 from colloid.config.args import Args
@@ -53,12 +54,6 @@ def _freezing(args: Args) -> str | None:
             return f"{pattern!r} in the names of parameters is no regular expression: {error}"
     if args.only_train_params_name_list and args.freeze_params_name_list:
         return "--only-train-params-name-list and --freeze-params-name-list exclude each other"
-    for flag in ("--pipeline-model-parallel-size", "--expert-model-parallel-size"):
-        size = getattr(args, flag[2:].replace("-", "_"))
-        if patterns and size > 1:
-            return f"freezing parameters is not supported yet with {flag} {size}: take 1"
-    if patterns and args.recompute_granularity == "full":
-        return "freezing parameters is not supported yet with --recompute-granularity full: take selective"
     return None
 
 
@@ -66,13 +61,45 @@ def _distillation(args: Args) -> str | None:
     if not args.use_opd:
         return None
     if args.opd_type is None:
-        return "--use-opd needs --opd-type megatron: the teacher runs in the trainer"
-    if args.opd_teacher_load is None:
-        return "--opd-type megatron needs --opd-teacher-load DIR: the teacher, a model of the same shape"
+        return "--use-opd needs --opd-type: megatron, the teacher runs in the trainer, or sglang, behind an engine"
+    if args.opd_type == "megatron":
+        if args.opd_teacher_load is None:
+            return "--opd-type megatron needs --opd-teacher-load DIR: the teacher, a model of the same shape"
+        return None
+    if args.opd_teacher_ckpt_step is not None:
+        return "--opd-teacher-ckpt-step is for --opd-type megatron: an engine loads a Hugging Face directory"
+    if args.rm_url and args.opd_teacher_load:
+        return "--rm-url and --opd-teacher-load are two teachers: leave one out"
+    if args.rm_url is None and args.opd_teacher_load is None:
+        return (
+            "--opd-type sglang needs a teacher: the address of its server with --rm-url URL, or its Hugging Face "
+            "directory with --opd-teacher-load DIR, on which the run starts an engine"
+        )
+    if args.opd_teacher_load and args.rollout_engine == "sglang":
+        return "--opd-teacher-load is for the embedded engine; start the teacher's server, and give --rm-url URL"
     return None
 
 
-RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation)
+def _server_address(args: Args) -> str | None:
+    if args.rm_url is None:
+        return None
+    parts = urlsplit(args.rm_url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return f"--rm-url {args.rm_url} must be an address like http://127.0.0.1:30000"
+    if has_teacher_engine(args) and args.rm_type in ("remote_rm", "boxed_remote_rm"):
+        return (
+            f"--rm-url {args.rm_url} is the teacher's server with --opd-type sglang, and cannot be that of --rm-type "
+            f"{args.rm_type} too: reward with --custom-rm-path, or give the teacher with --opd-teacher-load"
+        )
+    return None
+
+
+def has_teacher_engine(args: Args) -> bool:
+    """Whether a teacher behind an engine judges what is sampled."""
+    return bool(args.use_opd) and args.opd_type == "sglang"
+
+
+RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation, _server_address)
 
 
 def policy_loss(args: Args) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, megatron, rewards, roles, sampling, sft, sglang
+from colloid.config import algorithm, debug, layout, megatron, rewards, roles, routing, sampling, sft, sglang, trainer
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.prompt_files import parse_prompt_files, unreadable
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
+from colloid.hook_kinds import KINDS
 from colloid.models import families
 
 Rule = Callable[[Args], "str | None"]
@@ -121,23 +122,13 @@ def _data(args: Args) -> str | None:
 
 
 def _hook_files(args: Args) -> str | None:
-    for dest in (
-        "custom_rm_path",
-        "custom_reward_post_process_path",
-        "custom_generate_function_path",
-        "dynamic_sampling_filter_path",
-        "buffer_filter_path",
-        "rollout_sample_filter_path",
-        "rollout_all_samples_process_path",
-        "custom_convert_samples_to_train_data_path",
-        "custom_advantage_function_path",
-        "custom_tis_function_path",
-    ):
-        given = getattr(args, dest)
-        for path in given if isinstance(given, list) else [given or ""]:
-            file = path.partition(".py:")[0] + (".py" if ".py:" in path else "")
+    for kind in KINDS.values():
+        option = tables().by_name[kind.option]
+        value = getattr(args, option.dest)
+        for path in value if isinstance(value, (list, tuple)) else [value]:
+            file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
             if file.endswith(".py") and not os.path.isfile(file):
-                return f"{tables().by_dest[dest][0].flag} {path}: there is no file {os.path.abspath(file)}"
+                return f"{kind.option} {path}: there is no file {os.path.abspath(file)}"
     return None
 
 
@@ -251,6 +242,8 @@ RULES: tuple[Rule, ...] = (
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
+    *trainer.RULES,
+    *routing.RULES,
     _set_by_colloid,
     _data,
     _context,
@@ -282,6 +275,7 @@ RUN_RULES: tuple[Rule, ...] = (
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

@@ -133,9 +133,15 @@ def resolve_model(args: Args) -> None:
         args.opd_teacher_load = _reference(
             values["opd_teacher_load"], values["opd_teacher_ckpt_step"], "--opd-teacher-load"
         )
+        if values["opd_type"] == "sglang" and is_torch_dist(args.opd_teacher_load):
+            raise ConfigError(
+                f"--opd-teacher-load {args.opd_teacher_load} is a checkpoint, and an engine (--opd-type sglang) loads "
+                "a Hugging Face directory: export it, or take --opd-type megatron"
+            )
     derived = model_arguments(config)
     _compare(args, derived, os.path.join(directory, "config.json"), "--hf-checkpoint")
-    teacher = args.opd_teacher_load
+    # A teacher behind an engine may have another shape.
+    teacher = args.opd_teacher_load if values["opd_type"] == "megatron" else None
     for option, other in (
         ("--load", args.init_checkpoint),
         ("--ref-load", args.ref_load),

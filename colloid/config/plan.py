@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.layout import data_parallel_size
@@ -41,6 +42,7 @@ def describe_plan(args: Args) -> str:
         "  rollout manager  1 process: data, scheduling, rewards",
         f"  router           {_router(args)}",
         f"  engines          {_engines(args, 0 if args.colocate else ranks)}",
+        *([f"  teacher          {_teacher(args)}"] if has_teacher_engine(args) else []),
         f"  trainer          {_trainer(args)}",
         *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
         f"  model            {model} ({args.model_type or 'family unknown'})",
@@ -76,6 +78,12 @@ def _engines(args: Args, first_slot: int) -> str:
         f"{args.num_engines} × {args.rollout_engine}, {slots} slot{'s' * (slots > 1)} each: "
         f"{_range(first_slot, args.rollout_num_gpus)}"
     )
+
+
+def _teacher(args: Args) -> str:
+    if not serves(args):
+        return "none: the rollouts on disk have its log-probs"
+    return args.rm_url or f"1 process: {args.rollout_engine} engine on {args.opd_teacher_load}, frozen"
 
 
 def _trainer(args: Args) -> str:

@@ -35,8 +35,6 @@ def _custom(args: Args) -> str | None:
 def _remote(args: Args) -> str | None:
     if args.rm_type in ("remote_rm", "boxed_remote_rm") and not args.rm_url:
         return f"--rm-type {args.rm_type} needs --rm-url, the address of the reward server"
-    if args.rm_url and not args.rm_url.startswith(("http://", "https://")):
-        return f"--rm-url {args.rm_url} must begin with http:// or https://"
     return None
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from colloid.algorithms.estimators import Credit, get_estimator
 from colloid.config.args import Args
 from colloid.config.files import read_config
-from colloid.config.layout import model_parallel_size
 from colloid.config.model import is_torch_dist
 from colloid.config.tables import tables
 from colloid.config.tokens import parse_mapping
@@ -68,6 +67,12 @@ def resolve_roles(args: Args) -> None:
             raise ConfigError(f"--megatron-config-path {path}: {role} must be a mapping of option names to values")
         values, _ = parse_mapping({str(key): value for key, value in content.items()}, f"{path}: {role}")
         for dest, value in values.items():
+            if dest.endswith("parallel_size") or dest == "sequence_parallel":
+                raise ConfigError(
+                    f"--megatron-config-path {path}: {role}: {tables().by_dest[dest][0].flag} is for all roles: the "
+                    "rank of the critic and that of the policy with the same number are given the same part of a "
+                    "batch, and hand each other its values and returns. Give it on the command line"
+                )
             if dest not in OVERRIDABLE:
                 raise ConfigError(
                     f"--megatron-config-path {path}: {role}: {tables().by_dest[dest][0].flag} is for all roles; what "
@@ -90,23 +95,12 @@ def role_args(args: Args, role: str) -> Args:
     return Args(values, given=given, derived=args.derived)
 
 
-def _layout(args: Args) -> str | None:
-    if not has_critic(args):
-        return None
-    if model_parallel_size(args) > 1 or args.expert_model_parallel_size > 1:
-        return (
-            "--advantage-estimator ppo is not supported yet with tensor, pipeline, context or expert parallelism: its "
-            "critic has been shown to be exact under data parallelism alone. Leave the --*-parallel-size options out"
-        )
-    return None
-
-
 def _options(args: Args) -> str | None:
-    if not has_critic(args):
-        return None
-    for flag in ("--custom-advantage-function-path", "--only-train-params-name-list", "--freeze-params-name-list"):
-        if getattr(args, flag[2:].replace("-", "_")):
-            return f"{flag} is not supported yet with --advantage-estimator ppo"
+    if has_critic(args) and args.custom_advantage_function_path:
+        return (
+            "--custom-advantage-function-path is not supported yet with --advantage-estimator ppo: it yields no "
+            "returns for the critic to learn"
+        )
     return None
 
 
@@ -128,7 +122,7 @@ def _start(args: Args) -> str | None:
     return None
 
 
-RULES = (_layout, _options)
+RULES = (_options,)
 RUN_RULES = (_start,)
 
 

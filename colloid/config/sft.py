@@ -29,6 +29,7 @@ _OF_POLICY = (
     "use_opsm",
     "get_mismatch_metrics",
     "use_opd",
+    "use_rollout_entropy",
     "dynamic_sampling_filter_path",
     "partial_rollout",
 )

@@ -20,6 +20,7 @@ EMBEDDED_USES = (
     "dtype",
     "enable_deterministic_inference",
     "enable_fp32_lm_head",
+    "enable_return_routed_experts",
     "log_level",
     "max_running_requests",
     "max_total_tokens",
@@ -163,6 +164,8 @@ def embedded_options(args: Args) -> dict[str, Any]:
         chosen["log_level"] = "error"
     if args.deterministic:
         chosen["enable_deterministic_inference"] = True
+    if args.use_rollout_routing_replay:
+        chosen["enable_return_routed_experts"] = True
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
 
 

@@ -52,6 +52,10 @@ class RolloutBatch:
     """float64 [B], see invariant 2."""
     rollout_tokens: np.ndarray
     """int64 [B]: unmasked tokens of the sample's rollout, all siblings together."""
+    teacher_log_probs: np.ndarray | None = None
+    """float32 [R], of a teacher behind an engine; NaN for every token of a sample that has none."""
+    routed_experts: np.ndarray | None = None
+    """int16 [T, layers, experts a token], as the engine chose them; -1 where that is not known."""
 
     @property
     def num_samples(self) -> int:
@@ -75,9 +79,11 @@ class RolloutBatch:
         columns = {}
         for column in fields(self):
             values = getattr(self, column.name)
-            if column.name == "tokens":
+            if values is None:
+                columns[column.name] = None
+            elif column.name in ("tokens", "routed_experts"):
                 columns[column.name] = values[token_rows]
-            elif column.name in ("loss_mask", "rollout_log_probs", "weight_versions"):
+            elif column.name in ("loss_mask", "rollout_log_probs", "weight_versions", "teacher_log_probs"):
                 columns[column.name] = values[response_rows]
             elif column.name not in ("offsets", "response_offsets"):
                 columns[column.name] = values[rows]

@@ -103,7 +103,7 @@ def to_columns(
         offsets=_offsets(lengths),
         response_offsets=response_offsets,
         loss_mask=loss_mask,
-        rollout_log_probs=np.concatenate([_rollout_log_probs(sample) for sample in samples]),
+        rollout_log_probs=np.concatenate([_or_nan(s.rollout_log_probs, s.response_length) for s in samples]),
         weight_versions=np.concatenate([_weight_versions(sample) for sample in samples]),
         sample_ids=_ids(samples, "index", [sample.index for sample in samples]),
         group_ids=group_ids(samples),
@@ -113,6 +113,7 @@ def to_columns(
         steps=steps.astype(np.int32),
         loss_weights=_loss_weights(rollouts, steps, voting, unmasked, rollout_tokens, per_token_loss),
         rollout_tokens=rollout_tokens,
+        teacher_log_probs=_teacher_log_probs(samples),
     )
 
 
@@ -173,6 +174,7 @@ def _check_lengths(sample: Sample) -> None:
     arrays = {
         "loss_mask": sample.loss_mask,
         "rollout_log_probs": sample.rollout_log_probs,
+        "teacher_log_probs": sample.teacher_log_probs,
         "weight_versions": sample.weight_versions or None,
     }
     for field, values in arrays.items():
@@ -191,10 +193,14 @@ def _loss_mask(sample: Sample) -> np.ndarray:
     return mask.astype(np.uint8)
 
 
-def _rollout_log_probs(sample: Sample) -> np.ndarray:
-    if sample.rollout_log_probs is None:
-        return np.full(sample.response_length, np.nan, dtype=np.float32)
-    return np.asarray(sample.rollout_log_probs, dtype=np.float32)
+def _teacher_log_probs(samples: Sequence[Sample]) -> np.ndarray | None:
+    if all(sample.teacher_log_probs is None for sample in samples):
+        return None
+    return np.concatenate([_or_nan(sample.teacher_log_probs, sample.response_length) for sample in samples])
+
+
+def _or_nan(log_probs: list[float] | None, length: int) -> np.ndarray:
+    return np.asarray([np.nan] * length if log_probs is None else log_probs, dtype=np.float32)
 
 
 def _weight_versions(sample: Sample) -> np.ndarray:

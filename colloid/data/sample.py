@@ -54,9 +54,12 @@ class Sample:
     rollout_log_probs: list[float] | None = None
     """The engine's log-prob of each response token, at the sampling temperature."""
     rollout_routed_experts: Any = None
+    """Array [tokens - 1, layers, experts a token]: the experts that the engine's routers chose, of all tokens that it
+    read (`--use-rollout-routing-replay`). Each answer of a conversation holds those of the turns before too."""
     rollout_top_p_token_ids: list[int] | None = None
     rollout_top_p_token_offsets: list[int] | None = None
     teacher_log_probs: list[float] | None = None
+    """The teacher's log-prob of each response token, at the sampling temperature (`--opd-type sglang`)."""
     remove_sample: bool = False
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +120,7 @@ class Sample:
             self.tokens = self.tokens[: -self.response_length]
         self.response, self.response_length, self.reward = "", 0, None
         self.loss_mask, self.rollout_log_probs, self.weight_versions = None, None, []
+        self.teacher_log_probs, self.rollout_routed_experts = None, None
         self.status = Status.PENDING
 
     def get_reward_value(self, key: Any = None) -> float:

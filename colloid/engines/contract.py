@@ -22,8 +22,6 @@ UNSUPPORTED_FIELDS = {
     "session_params": (None,),
     "custom_logit_processor": (None,),
     "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
-    "logprob_start_len": (None, -1),
     "top_logprobs_num": (None, 0),
     "token_ids_logprob": (None, []),
 }
@@ -40,7 +38,8 @@ UNSUPPORTED_PARAMETERS = {
     "beam_width": (None, 1),
     "custom_params": (None,),
     "stream_interval": (None, 1),
-    "spaces_between_special_tokens": (None, True),
+    # A matter of slow tokenizers alone; a fast one adds none either way.
+    "spaces_between_special_tokens": (None, True, False),
 }
 
 
@@ -185,6 +184,12 @@ class GenerateInput:
     params: SamplingParams
     rid: str | None
     return_logprob: bool
+    logprob_start_len: int = -1
+    """The prompt token from which on log-probs of the prompt are wanted; -1: none."""
+    input_logprob_temperature: float = 1.0
+    """At which those are taken. Not SGLang's: there it is always 1."""
+    return_routed_experts: bool = False
+    """Whether the answer says which experts every token went to."""
 
 
 @dataclass(frozen=True)
@@ -210,9 +215,23 @@ class GenerateRequest:
             False if flag is None else _boolean(flag, "return_logprob")
             for flag in _per_prompt(logprobs, "return_logprob", prompts, is_batch)
         ]
+        starts = [
+            -1 if start is None else _integer(start, "logprob_start_len", -1)
+            for start in _per_prompt(body.get("logprob_start_len"), "logprob_start_len", prompts, is_batch)
+        ]
+        experts = [
+            False if flag is None else _boolean(flag, "return_routed_experts")
+            for flag in _per_prompt(body.get("return_routed_experts"), "return_routed_experts", prompts, is_batch)
+        ]
+        given = body.get("input_logprob_temperature")
+        temperature = 1.0 if given is None else _number(given, "input_logprob_temperature", 0.0, 1e4, low_open=True)
         inputs = tuple(
-            GenerateInput(None if ids is None else prompt, prompt if ids is None else None, p, rid, flag)
-            for prompt, p, rid, flag in zip(prompts, params_each, rid_each, logprob_each, strict=True)
+            GenerateInput(
+                None if ids is None else prompt, prompt if ids is None else None, *each, start, temperature, routed
+            )
+            for prompt, *each, start, routed in zip(
+                prompts, params_each, rid_each, logprob_each, starts, experts, strict=True
+            )
         )
         stream = body.get("stream")
         return cls(inputs, is_batch, False if stream is None else _boolean(stream, "stream"))

@@ -70,16 +70,14 @@ class Fleet:
         config = self._config
         ready_files = [config.log_dir / f"engine_{index}.ready.json" for index in range(config.num_engines)]
         for index, ready_file in enumerate(ready_files):
-            ready_file.parent.mkdir(parents=True, exist_ok=True)
-            ready_file.unlink(missing_ok=True)
-            self._engines.append(self._launch(index, ready_file))
+            self._engines.append(launch_engine(config, f"engine_{index}", ready_file))
         try:
             self._router = Router(
                 config.host, config.router_port, config.api_key, config.router_options, config.log_dir
             )
             deadline = time.monotonic() + START_DEADLINE
             for engine, ready_file in zip(self._engines, ready_files, strict=True):
-                url = _wait_until_ready(engine, ready_file, deadline)
+                url = wait_until_ready(engine, ready_file, deadline)
                 self._router.register(url)
                 self.addresses.append(EngineAddress(url))
                 logger.info("engine %s serves (pid %d)", url, engine.pid)
@@ -105,27 +103,66 @@ class Fleet:
         for engine in self._engines:
             engine.stop()
 
-    def _launch(self, index: int, ready_file: Path) -> ModuleProcess:
-        config = self._config
-        options = {
-            "model-path": config.model_path,
-            "host": config.host,
-            "port": 0,
-            "ready-file": str(ready_file),
-            **config.engine_options,
-        }
-        arguments = []
-        for name, value in options.items():
-            arguments += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-        return ModuleProcess(
-            "colloid.engines.embedded",
-            arguments,
-            config.log_dir / f"engine_{index}.log",
-            {"COLLOID_API_KEY": config.api_key, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )
+
+class FrozenEngine:
+    """One engine by itself: behind no router, and its weights never change. Of the fleet's configuration it reads what
+    concerns an engine.
+
+    Args:
+        name: of its log file.
+    """
+
+    def __init__(self, config: FleetConfig, name: str):
+        self._ready_file = config.log_dir / f"{name}.ready.json"
+        self._process = launch_engine(config, name, self._ready_file)
+        self._deadline = time.monotonic() + START_DEADLINE
+
+    def wait_until_ready(self) -> str:
+        """Its address.
+
+        Raises:
+            EngineError: as `Fleet.start`.
+        """
+        url = wait_until_ready(self._process, self._ready_file, self._deadline)
+        logger.info("engine %s serves (pid %d)", url, self._process.pid)
+        return url
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> None:
+        self._process.stop()
 
 
-def _wait_until_ready(engine: ModuleProcess, ready_file: Path, deadline: float) -> str:
+def launch_engine(config: FleetConfig, name: str, ready_file: Path) -> ModuleProcess:
+    """Starts an engine, which writes `ready_file` once it serves."""
+    ready_file.parent.mkdir(parents=True, exist_ok=True)
+    ready_file.unlink(missing_ok=True)
+    options = {
+        "model-path": config.model_path,
+        "host": config.host,
+        "port": 0,
+        "ready-file": str(ready_file),
+        **config.engine_options,
+    }
+    arguments = []
+    for option, value in options.items():
+        arguments += [f"--{option}"] if value is True else [f"--{option}", str(value)]
+    return ModuleProcess(
+        "colloid.engines.embedded",
+        arguments,
+        config.log_dir / f"{name}.log",
+        {"COLLOID_API_KEY": config.api_key, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+
+
+def wait_until_ready(engine: ModuleProcess, ready_file: Path, deadline: float) -> str:
+    """The address in the ready file, once it is there.
+
+    Raises:
+        EngineError: the engine ended, or the deadline has passed.
+    """
     while not ready_file.exists():
         if engine.exit_code is not None:
             raise EngineError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from colloid.config.algorithm import has_teacher_engine
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import Fleet, FleetConfig
+from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
@@ -29,7 +30,7 @@ class EngineAccess:
     addresses: list[EngineAddress]
     api_key: str
     pids: list[int]
-    """Of engines and router, for logs and tests."""
+    """Of engines, router and teacher, for logs and tests."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RolloutActor:
         self._args = args
         self._manager: RolloutManager | LoadedRollouts | None = None
         self._fleet: Fleet | None = None
+        self._teacher: FrozenEngine | None = None
 
     def load_data(self) -> int:
         """Reads and checks data, reward and hooks. Returns the prompts in the training data set, after the filters."""
@@ -58,17 +60,24 @@ class RolloutActor:
         return self._manager.dataset_length()
 
     async def start(self, num_rollout: int) -> EngineAccess:
-        """Starts engines and router, if any. Returns when all of them serve."""
+        """Starts engines, router and teacher, where there are any. Returns when all of them serve."""
         args = self._args
         args.num_rollout = num_rollout
         if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
+        if has_teacher_engine(args) and not args.rm_url:
+            self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
         self._fleet = Fleet(fleet_config(args, api_key))
         self._fleet.start()
-        addresses = self._fleet.addresses
-        await self._manager.start(self._fleet.router_url, [address.url for address in addresses], api_key)
-        return EngineAccess(addresses, api_key, self._fleet.pids)
+        addresses, pids = self._fleet.addresses, self._fleet.pids
+        teacher_url = None
+        if self._teacher is not None:
+            teacher_url = self._teacher.wait_until_ready()
+            pids = [*pids, self._teacher.pid]
+        urls = [address.url for address in addresses]
+        await self._manager.start(self._fleet.router_url, urls, api_key, teacher_url=teacher_url)
+        return EngineAccess(addresses, api_key, pids)
 
     async def generate(self, rollout_id: int, weight_version: int) -> RolloutHandle:
         """One rollout; its data stays in the object store, one object a data-parallel rank."""
@@ -96,11 +105,13 @@ class RolloutActor:
             self._fleet.check()
 
     async def close(self) -> set[str]:
-        """Ends clients, graders, engines and router. Returns the options that this process has read."""
+        """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""
         if self._manager is not None:
             await self._manager.close()
         if self._fleet is not None:
             self._fleet.stop()
+        if self._teacher is not None:
+            self._teacher.stop()
         return self._args.options_read()
 
 
@@ -118,3 +129,11 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
         router_port=args.sglang_router_port or 0,
         router_options=router_options(args),
     )
+
+
+def teacher_config(args: Any, api_key: str) -> FleetConfig:
+    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
+    config = fleet_config(args, api_key)
+    of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
+    options = {name: value for name, value in config.engine_options.items() if name not in of_policy}
+    return replace(config, num_engines=1, model_path=args.opd_teacher_load, engine_options=options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,17 @@ import torch
 
 from colloid.algorithms.estimators import Credit, get_estimator
 from colloid.algorithms.rewards import shape_rewards
+from colloid.config.algorithm import has_teacher_engine
 from colloid.config.layout import data_parallel_size
 from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.columns import group_ids, reward_values, rollout_ids_of, to_columns, voting_samples
+from colloid.data.routing import routed_experts
 from colloid.data.sample import Sample
 from colloid.data.schedule import Bounds, build_rank_batches
 from colloid.errors import DataError
 from colloid.rollout.convert import converted_batch
 from colloid.rollout.costs import sequence_costs
+from colloid.rollout.options import routing_shape
 from colloid.rollout.post_process import post_processed
 
 NUM_EXAMPLES = 4
@@ -61,6 +64,10 @@ def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
     batch = _converted(args, samples) if args.custom_convert_samples_to_train_data_path else _columns(args, samples)
     if args.use_rollout_logprobs:
         _check_rollout_log_probs(batch)
+    if has_teacher_engine(args):
+        _check_teacher_log_probs(batch)
+    if args.use_rollout_routing_replay:
+        batch = replace(batch, routed_experts=routed_experts(samples, batch, routing_shape(args)))
     return batch
 
 
@@ -116,14 +123,36 @@ def _check_rollout_log_probs(batch: RolloutBatch) -> None:
     Raises:
         DataError: a token that is trained has no log-prob of the engine.
     """
-    missing = np.isnan(batch.rollout_log_probs) & (batch.loss_mask == 1)
-    if missing.any():
-        rows = np.unique(np.searchsorted(batch.response_offsets, np.flatnonzero(missing), side="right") - 1)
+    if missing := _without(batch, batch.rollout_log_probs, "rollout log-probs"):
         raise DataError(
-            f"--use-rollout-logprobs, and {len(rows)} of {batch.num_samples} samples have no rollout log-probs: "
-            f"{batch.sample_ids[rows[:5]].tolist()}{' …' if len(rows) > 5 else ''}. Have the generate function record "
-            "them (`append_response_tokens(…, log_probs=…)`), or leave the option out"
+            f"--use-rollout-logprobs, and {missing}. Have the generate function record them "
+            "(`append_response_tokens(…, log_probs=…)`), or leave the option out"
         )
+
+
+def _check_teacher_log_probs(batch: RolloutBatch) -> None:
+    """
+    Raises:
+        DataError: a token that is trained has no log-prob of the teacher.
+    """
+    log_probs = batch.teacher_log_probs
+    if log_probs is None:
+        log_probs = np.full(len(batch.loss_mask), np.nan)
+    if missing := _without(batch, log_probs, "teacher_log_probs"):
+        raise DataError(
+            f"--opd-type sglang, and {missing}. Rollouts from disk have them where the run that saved them had such a "
+            "teacher"
+        )
+
+
+def _without(batch: RolloutBatch, log_probs: np.ndarray, what: str) -> str:
+    """Says which samples have a trained token whose log-prob is NaN; empty: none."""
+    missing = np.isnan(log_probs) & (batch.loss_mask == 1)
+    rows = np.unique(np.searchsorted(batch.response_offsets, np.flatnonzero(missing), side="right") - 1)
+    if not len(rows):
+        return ""
+    named = f"{batch.sample_ids[rows[:5]].tolist()}{' …' if len(rows) > 5 else ''}"
+    return f"{len(rows)} of {batch.num_samples} samples have no {what}: {named}"
 
 
 def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
@@ -136,6 +165,7 @@ def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
         and not estimator.always_whitens
         and not args.normalize_advantages
         and not args.custom_advantage_function_path
+        and not args.rollout_data_postprocess_path
         and not (args.use_kl_loss and args.kl_loss_coef)
         and not args.entropy_coef
         and args.loss_type == "policy_loss"

@@ -1,4 +1,4 @@
-"""The HTTP client of a rollout: requests to the router, aborts to the engines.
+"""The HTTP client of a rollout: requests to the router (with exceptions, see direct.py), aborts to the engines.
 
     send ──► answered
       │ no progress past the deadline, connection lost, 5xx
@@ -16,13 +16,14 @@ import contextvars
 import logging
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import aiohttp
 import orjson
 
 from colloid.errors import DeadlineExceeded, EngineError
+from colloid.rollout.direct import DirectRequests
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class EngineClient:
         self.router_url = router_url.rstrip("/")
         self.engine_urls = [url.rstrip("/") for url in engine_urls]
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._direct = DirectRequests(self.router_url, self.engine_urls)
         self._slots = asyncio.Semaphore(max_connections)
         self._progress_deadline = progress_deadline
         self._max_attempts = max_attempts
@@ -198,7 +200,9 @@ class EngineClient:
         started = clock()
         self._waiting += 1
         self._watch()
-        request = asyncio.ensure_future(self._request("POST", f"{self.router_url}/generate", payload, name=name))
+        target = ExitStack()
+        url = target.enter_context(self._direct.target(payload))
+        request = asyncio.ensure_future(self._request("POST", f"{url}/generate", payload, name=name))
         try:
             while True:
                 silent = clock() - max(started, self._last_progress)
@@ -212,6 +216,7 @@ class EngineClient:
                     self._last_progress = clock()
                     return request.result()
         finally:
+            target.close()
             self._waiting -= 1
             request.cancel()
 

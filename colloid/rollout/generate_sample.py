@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from colloid.data.prompts import tokenize_prompt
+from colloid.data.routing import RoutingShape, decoded
 from colloid.data.sample import Sample, Status
 from colloid.errors import EngineError
 from colloid.rollout.client import EngineClient
@@ -26,8 +27,12 @@ async def generate_sample(
         sample.status = Status.TRUNCATED
         return sample
     payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
+    if sampling.routing is not None:
+        payload["return_routed_experts"] = True
     answer = await client.generate(payload, name=f"sample {sample.index}")
     record_answer(sample, answer)
+    if sampling.routing is not None:
+        record_routing(sample, answer, sampling.routing)
     sample.response = response_text(sample, answer, tokenizer, sampling.skip_special_tokens)
     return sample
 
@@ -63,6 +68,22 @@ def record_answer(sample: Sample, answer: dict[str, Any]) -> None:
     log_probs = [float(entry[0]) for entry in entries]
     sample.append_response_tokens(ids, log_probs=log_probs, weight_version=_token_versions(meta, len(ids)))
     sample.status = FINISH_STATUS[finish]
+
+
+def record_routing(sample: Sample, answer: dict[str, Any], shape: RoutingShape) -> None:
+    """Keeps the experts of all tokens so far, once the answer's own tokens are appended.
+
+    Raises:
+        EngineError: the answer does not hold them.
+    """
+    meta = answer.get("meta_info") or {}
+    text = meta.get("routed_experts")
+    if text is None and sample.status is Status.ABORTED and not answer.get("output_ids"):
+        return
+    try:
+        sample.rollout_routed_experts = decoded(text, len(sample.tokens), shape)
+    except ValueError as error:
+        raise EngineError(f"the engine's answer for sample {sample.index}: routed_experts: {error}") from error
 
 
 def response_text(sample: Sample, answer: dict[str, Any], tokenizer, skip_special_tokens: bool) -> str:

@@ -36,6 +36,7 @@ class Grader:
         group_rm: the user's reward takes whole groups.
         deterministic: batches are groups, so that they do not depend on what finishes first.
         rm_url: the server of `remote_rm`.
+        unlabelled: the reward of a sample without a label where nothing says how to reward it; None: an error.
         workers: processes at most, for each of the two kinds.
         timeout: seconds that one grading may take.
     """
@@ -53,6 +54,7 @@ class Grader:
         deterministic: bool = False,
         rm_url: str | None = None,
         seed: int = 0,
+        unlabelled: float | None = None,
         workers: int = 2,
         timeout: float = GRADING_TIMEOUT,
     ):
@@ -61,6 +63,7 @@ class Grader:
         self.reward_key = reward_key
         self.timeout = timeout
         self._seed = seed
+        self._unlabelled = unlabelled
         self._builtin_pool = WorkerPool(workers, preload=("colloid.rewards.math:warm_up", ()))
         options = JudgeOptions(hook_args, model_path, workers, timeout, group_rm)
         self._custom = CustomRewards(self.custom_paths, custom_weights, options)
@@ -163,6 +166,10 @@ class Grader:
 
     async def _builtin(self, sample: Sample) -> Any:
         name = self._rm_type(sample)
+        if name is None and self._unlabelled is not None:
+            if sample.label is None:
+                return self._unlabelled
+            name = "math"
         if name is None:
             raise ConfigError(
                 f"sample {sample.index} has no reward: give --rm-type, --custom-rm-path, or labels (--label-key), or "

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from colloid import slime_imports
+from colloid.config.algorithm import has_teacher_engine
 from colloid.config.debug import rollout_file
 from colloid.config.sft import serves
 from colloid.data.groups import Group, flatten
@@ -41,6 +42,7 @@ from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
 from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
 from colloid.rollout.source_calls import check_groups, mark_consumed
+from colloid.rollout.teacher import Teacher, check_same_tokenizer, make_teacher
 from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 logger = logging.getLogger(__name__)
@@ -68,7 +70,10 @@ class RolloutManager:
         self._rollout_function = load_rollout_function(args)
         rm_type = resolve_rm_type(args, getattr(self._source, "dataset", None), self._eval_sets)
         self._grader_options = grader_options(args, rm_type)
+        if has_teacher_engine(args) and not args.rm_url:
+            check_same_tokenizer(args.opd_teacher_load, self._tokenizer)
         self._context: RolloutContext | None = None
+        self._teacher: Teacher | None = None
         self._delivered: dict[int, list[Group]] = {}
 
     def dataset_length(self) -> int:
@@ -79,8 +84,17 @@ class RolloutManager:
         streamed = isinstance(self._dataset(), (PromptStream, Mixture))
         return 0 if streamed and self._args.num_rollout is not None else len(self._source)
 
-    async def start(self, router_url: str, engine_urls: list[str], api_key: str | None = None) -> None:
-        """Connects to the engines, which serve already."""
+    async def start(
+        self, router_url: str, engine_urls: list[str], api_key: str | None = None, *, teacher_url: str | None = None
+    ) -> None:
+        """Connects to the engines, which serve already.
+
+        Args:
+            teacher_url: of the run's own teacher; else it is that of `--rm-url`, where the options ask for one.
+
+        Raises:
+            ConfigError, EngineError: see `Teacher.check`.
+        """
         # Where hooks that send requests by themselves find the router.
         router = urlsplit(router_url)
         self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
@@ -90,6 +104,9 @@ class RolloutManager:
         end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
         loop = asyncio.get_running_loop()
         self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids, loop)
+        if has_teacher_engine(self._args):
+            self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
+            await self._teacher.check(self._tokenizer)
 
     async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
         """One rollout's training batches.
@@ -115,6 +132,7 @@ class RolloutManager:
         check_groups(output.samples, f"--rollout-function-path {self._args.rollout_function_path}")
         self._delivered[rollout_id] = output.samples
         samples = [sample for group in output.samples for sample in flatten(group)]
+        of_teacher = await self._teacher.judge(samples, self._context.grader.mark_failed) if self._teacher else {}
         if self._args.save_debug_rollout_data:
             path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
             await asyncio.to_thread(save_rollout, path, samples)
@@ -132,7 +150,7 @@ class RolloutManager:
         )
         if self._args.log_multi_turn:
             metrics |= multi_turn_metrics(samples, batch)
-        return replace(result, metrics={**metrics, **(output.metrics or {}), **self._data_metrics()})
+        return replace(result, metrics={**metrics, **of_teacher, **(output.metrics or {}), **self._data_metrics()})
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -170,9 +188,11 @@ class RolloutManager:
         self._source.load(rollout_id)
 
     async def close(self) -> None:
-        """Ends the client, the graders, and what reads data."""
+        """Ends the client, the graders, the teacher's client, and what reads data."""
         if isinstance(self._dataset(), (PromptStream, Mixture)):
             self._dataset().close()
+        if self._teacher is not None:
+            await self._teacher.close()
         if self._context is not None:
             await self._context.client.close()
             await self._context.grader.close()

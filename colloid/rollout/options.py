@@ -8,6 +8,7 @@ from typing import Any
 import xxhash
 
 from colloid.data.opening import context_length
+from colloid.data.routing import RoutingShape
 
 MAX_DRAWS = 10
 """A rollout draws at most this many times its batch size before it gives up on its dynamic filter."""
@@ -24,6 +25,8 @@ class SamplingOptions:
     skip_special_tokens: bool
     seed: int
     apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    routing: RoutingShape | None = None
+    """Where the engine is to say which experts it chose."""
 
     def request_params(
         self, length: int, rollout_id: int, sample_index: int, turn: int = 0, *, response_length: int = 0
@@ -76,7 +79,13 @@ def training_sampling(args) -> SamplingOptions:
         skip_special_tokens=bool(args.rollout_skip_special_tokens),
         seed=args.rollout_seed,
         apply_chat_template_kwargs=args.apply_chat_template_kwargs or {},
+        routing=routing_shape(args) if args.use_rollout_routing_replay else None,
     )
+
+
+def routing_shape(args) -> RoutingShape:
+    """Of the model's routers."""
+    return RoutingShape(args.num_layers, args.moe_router_topk, args.num_experts)
 
 
 def evaluation_sampling(args) -> SamplingOptions:

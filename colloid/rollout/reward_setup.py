@@ -29,6 +29,7 @@ def grader_options(args: Any, rm_type: str | None) -> dict[str, Any]:
         "deterministic": bool(args.deterministic),
         "rm_url": args.rm_url,
         "seed": args.rollout_seed,
+        "unlabelled": 0.0 if args.use_opd else None,  # the teacher is enough to learn from
         "workers": max(1, min(8, (os.cpu_count() or 2) // 2)),
     }
 
@@ -73,7 +74,8 @@ def _check_model_path(args: Any, path: str) -> None:
     takes_path = constructor_takes_path(model)
     if args.custom_rm_model_path and not takes_path:
         raise ConfigError(
-            f"--custom-rm-model-path {args.custom_rm_model_path}: {model.__name__} of {path} takes no path; leave it out"
+            f"--custom-rm-model-path {args.custom_rm_model_path}: {model.__name__} of {path} takes no path; leave it "
+            "out"
         )
     if takes_path and not args.custom_rm_model_path:
         logger.warning(

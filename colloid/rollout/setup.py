@@ -120,7 +120,7 @@ def resolve_rm_type(args: Any, dataset: Any, eval_sets: list[EvalSet]) -> str | 
     readable = isinstance(dataset, (PromptDataset, PromptStream, Mixture)) and not takes_conversations(args)
     rows = dataset.head() if readable else []
     if rm_type is None and readable and all(row.label is None for row in rows):
-        if args.custom_generate_function_path or any("rm_type" in row.metadata for row in rows):
+        if args.use_opd or args.custom_generate_function_path or any("rm_type" in row.metadata for row in rows):
             return None
         raise ConfigError(
             f"{dataset.path} has no labels under {args.label_key!r}, and no reward is given: name the labels' key with "

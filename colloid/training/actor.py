@@ -9,28 +9,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 import torch.distributed as dist
 
-from colloid.algorithms.objective import ObjectiveInputs, objective
-from colloid.algorithms.sft import sft_objective
 from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
-from colloid.training.advantages import step_advantages, step_returns, teacher_gaps
-from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
-from colloid.training.custom import custom_correction
-from colloid.training.loss_options import advantage_config, custom_tis, objective_config
+from colloid.training.base import put_rows, train_metrics
 from colloid.training.megatron import checkpoint, parallel, step
+from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
+from colloid.training.megatron.routing_replay import RoutingReplay
 from colloid.training.megatron.shards import weight_coordinates
-from colloid.training.micro_batch import MicroBatch, regroup
+from colloid.training.policy_rank import PolicyRank
 from colloid.training.reference import ReferenceModel
+from colloid.training.step_loss import StepLoss
+from colloid.training.steps import Step
+from colloid.training.synced_weights import SyncedWeights
 from colloid.weights.buckets import make_buckets
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
@@ -55,33 +53,10 @@ class StartState:
     weight_version: int
 
 
-@dataclass(frozen=True)
-class _Step:
-    """A step's micro-batches, and what is known of the response tokens [R] of each before the rollout's first step.
-    The lists are empty where this is not the last pipeline stage; None: not computed.
-    """
-
-    micro_batches: list[MicroBatch]
-    old: list[torch.Tensor] | None
-    reference: list[torch.Tensor] | None
-    advantages: list[torch.Tensor]
-    returns: list[torch.Tensor]
-    """Where there is a critic."""
-    gaps: list[torch.Tensor]
-    """To the teacher, where there is one."""
-
-
-class Actor(TrainerRank):
+class Actor(PolicyRank):
     """One rank."""
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
-        super().__init__(args, rank, world_size, init_method)
-        self._weight_version = 0
-        self._sft = args.loss_type == "sft_loss"
-        self._head = step.Head(1.0 if self._sft else args.rollout_temperature, args.log_probs_chunk_size)
-        self._objective = objective_config(args)
-        self._advantage = advantage_config(args)
-        self._custom_tis = custom_tis(args)
+    _weight_version = 0
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -94,23 +69,28 @@ class Actor(TrainerRank):
             self._load_weights(args.init_checkpoint)
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
-        self._reference = None
         if self._objective.use_kl_loss or self._advantage.needs_reference:
             place = self._updated_reference() or args.ref_load
             self._reference = ReferenceModel(self._parameters, lambda: self._load_weights(place))
-        self._teacher = None
-        if self._advantage.distills:
+        if args.use_routing_replay or args.use_rollout_routing_replay:
+            self._replay = RoutingReplay(self._chunks)
+        if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
         )
-        if not args.resume_from:
-            return StartState(0, self._weight_version)
-        directory = Path(args.resume_from) / "trainer"
-        trained = self._restore(directory)
-        self._weight_version = trained.weight_version
-        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
-        return StartState(trained.rollout_id + 1, trained.weight_version)
+        start = StartState(0, self._weight_version)
+        if args.resume_from:
+            directory = Path(args.resume_from) / "trainer"
+            trained = self._restore(directory)
+            self._weight_version = trained.weight_version
+            logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
+            start = StartState(trained.rollout_id + 1, trained.weight_version)
+        if args.keep_old_actor:
+            # The engines are given these weights before they generate anything.
+            keeps = 2 if args.entry == "train_async" else 1
+            self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps)
+        return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
         """One rollout: log-probs of the reference and of the policy before training, then its optimizer steps.
@@ -125,7 +105,7 @@ class Actor(TrainerRank):
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        return self._optimize(rollout_id, self._prepare(batch), begin)
+        return self._optimize(rollout_id, self._prepare(rollout_id, batch), begin)
 
     def train_with_critic(
         self, rollout_id: int, batch: RankBatch, values: np.ndarray
@@ -139,37 +119,17 @@ class Actor(TrainerRank):
             The metrics, and float32 [R]: the returns that the critic is to learn.
         """
         begin = time.monotonic()
-        steps = self._prepare(batch, values)
+        steps = self._prepare(rollout_id, batch, values)
         returns = np.zeros_like(values)
-        for each in steps:
-            put_rows(returns, each.returns, each.micro_batches)
+        # Not the steps' own micro-batches: a hook may have masked more for the policy.
+        trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
+        for each, micro_batches in zip(steps if trained else [], trained, strict=True):
+            put_rows(returns, each.returns, micro_batches)
         if rollout_id < self.args.num_critic_only_steps:
             return {"perf/log_probs_time": time.monotonic() - begin}, returns
         return self._optimize(rollout_id, steps, begin), returns
 
-    def _prepare(self, batch: RankBatch, values: np.ndarray | None = None) -> list[_Step]:
-        """Everything that comes before a rollout's first step."""
-        steps = self._micro_batches(batch, batch.micro_batches)
-        passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
-        reference = self._log_probs_of(self._reference, steps, passes)
-        teacher = self._log_probs_of(self._teacher, steps, passes)
-        old = [
-            self._log_probs(micro_batches, passes[index]) if self._recomputes(index) else None
-            for index, micro_batches in enumerate(steps)
-        ]
-        prepared = []
-        for index, micro_batches in enumerate(steps):
-            behaviour = self._behaviour(micro_batches, old[index])
-            of_critic = None if values is None else take_rows(values, micro_batches)
-            known = {"old": behaviour, "reference": reference[index], "values": of_critic}
-            returns = step_returns(self._advantage, micro_batches, **known) if of_critic else []
-            advantages = self._advantages(micro_batches, teacher=teacher[index], **known)
-            gaps = teacher_gaps(micro_batches, behaviour, teacher[index])
-            of_first_pass = old[index] if index else None
-            prepared.append(_Step(micro_batches, of_first_pass, reference[index], advantages, returns, gaps))
-        return prepared
-
-    def _optimize(self, rollout_id: int, steps: list[_Step], begin: float) -> dict[str, float]:
+    def _optimize(self, rollout_id: int, steps: list[Step], begin: float) -> dict[str, float]:
         """The rollout's optimizer steps, and its metrics."""
         trained = time.monotonic()
         if self.args.reset_optimizer_states:
@@ -225,6 +185,8 @@ class Actor(TrainerRank):
         if failure[0] is not None:
             raise WeightSyncError(failure[0])
         self._weight_version = version
+        if self._old_actor:
+            self._old_actor.synced(version)
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
@@ -256,101 +218,21 @@ class Actor(TrainerRank):
         else:
             load_parameters(self._parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
-    def _log_probs(self, micro_batches: list[MicroBatch], passes: list[MicroBatch]) -> list[torch.Tensor]:
-        """Log-probs of each of `micro_batches`, computed in the packs `passes` of the same samples."""
-        if not passes:
-            return []
-        return regroup(step.compute_log_probs(self._chunks, passes, self._head), passes, micro_batches)
-
-    def _log_probs_of(
-        self, model: ReferenceModel | None, steps: list[list[MicroBatch]], passes: list[list[MicroBatch]]
-    ) -> list[list[torch.Tensor] | None]:
-        """Log-probs of other weights than the policy's, of each step; None where there is no such model."""
-        if model is None:
-            return [None for _ in steps]
-        with model.swapped_in():
-            return [self._log_probs(micro_batches, passes[index]) for index, micro_batches in enumerate(steps)]
-
-    def _recomputes(self, index: int) -> bool:
-        """Whether a step needs the trainer's log-probs before the first step. The first one's are those of its own
-        forward pass: nothing was trained in between.
-        """
-        if self._sft:
-            return False
-        if self._objective.use_rollout_logprobs:
-            return index > 0 and self._objective.correction.compares_with_engine
-        return index > 0 or self._advantage.needs_log_probs
-
-    def _behaviour(
-        self, micro_batches: list[MicroBatch], recomputed: list[torch.Tensor] | None
-    ) -> list[torch.Tensor] | None:
-        """The behaviour policy's log-probs of a step's micro-batches, where they are known before it."""
-        if self._objective.use_rollout_logprobs and parallel.is_last_stage():
-            return [engine_log_probs(micro_batch) for micro_batch in micro_batches]
-        return recomputed
-
-    def _advantages(
-        self,
-        micro_batches: list[MicroBatch],
-        *,
-        old: list[torch.Tensor] | None,
-        reference: list[torch.Tensor] | None,
-        teacher: list[torch.Tensor] | None,
-        values: list[torch.Tensor] | None,
-    ) -> list[torch.Tensor]:
-        """Of a step's micro-batches; where the loss is computed."""
-        if not parallel.is_last_stage():
-            return []
-        return step_advantages(
-            self._advantage,
-            micro_batches,
-            old=old,
-            reference=reference,
-            teacher=teacher,
-            values=values,
-            sum_over_ranks=parallel.sum_over_data_parallel,
-        )
-
-    def _train_step(self, rollout_id: int, index: int, known: _Step) -> dict[str, float]:
-        micro_batches, old, reference, gaps = known.micro_batches, known.old, known.reference, known.gaps
-        num_parts = len(micro_batches) * parallel.data_parallel_size()
-
-        def loss(
-            row: int, micro_batch: MicroBatch, log_probs: torch.Tensor, entropy: torch.Tensor | None
-        ) -> tuple[torch.Tensor, step.Sums]:
-            if self._sft:
-                return sft_objective(log_probs, micro_batch.loss_mask, micro_batch.token_weights, 1 / num_parts)
-            inputs = ObjectiveInputs(
-                log_probs=log_probs,
-                advantages=known.advantages[row],
-                sample_index=micro_batch.sample_index,
-                loss_mask=micro_batch.loss_mask,
-                token_weights=micro_batch.token_weights,
-                num_samples=micro_batch.num_samples,
-                old_log_probs=old[row] if old else None,
-                trainer_known=index == 0 or old is not None,
-                ref_log_probs=reference[row] if reference else None,
-                rollout_log_probs=micro_batch.rollout_log_probs,
-                entropy=entropy,
-                custom_correction=custom_correction(self._custom_tis, micro_batch) if self._custom_tis else None,
-                share=1 / num_parts,
-            )
-            value, measured = objective(inputs, self._objective)
-            if gaps:
-                weights = micro_batch.token_weights.to(torch.float64)
-                measured["opd_kl"] = ((weights * gaps[row]).sum(), weights.sum())
-            return value, measured
-
+    def _train_step(self, rollout_id: int, index: int, known: Step) -> dict[str, float]:
+        self._hooks.before_train_step(rollout_id, index, self._chunks, self._optimizer, self._scheduler)
+        num_parts = len(known.micro_batches) * parallel.data_parallel_size()
+        trainer_known = index == 0 or known.old is not None
         sums = step.forward_backward(
-            self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=not self._sft
+            self._chunks,
+            self._optimizer,
+            known.micro_batches,
+            LogitsHead() if self._custom else self._head,
+            StepLoss(self._loss, known, trainer_known, 1 / max(1, num_parts)),
+            with_entropy=not self._sft,
+            recompute_loss=bool(self.args.recompute_loss_function),
+            routed=self._routing.training(index),
         )
         totals = step.reduce_sums(sums, self.args.device)
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
         self._update(metrics, "loss", rollout_id, index)
         return metrics
-
-
-def engine_log_probs(micro_batch: MicroBatch) -> torch.Tensor:
-    """[R], the engine's; 0 where no sample has any, as then all are masked."""
-    found = micro_batch.rollout_log_probs
-    return micro_batch.token_weights.new_zeros(len(micro_batch.loss_mask)) if found is None else found

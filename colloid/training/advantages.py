@@ -65,6 +65,7 @@ def step_advantages(
     old: LogProbs | None,
     reference: LogProbs | None,
     teacher: LogProbs | None = None,
+    entropy: LogProbs | None = None,
     values: LogProbs | None = None,
     sum_over_ranks: Callable[[torch.Tensor], torch.Tensor],
 ) -> list[torch.Tensor]:
@@ -73,13 +74,15 @@ def step_advantages(
     Args:
         old: of the behaviour policy; needed where `config.needs_log_probs`, as `reference` is where
             `config.needs_reference`, and `teacher` where `config.distills`.
+        entropy: of the behaviour policy, [R] of each micro-batch; for a function of the user's.
         values: the critic's, where the estimator needs them.
         sum_over_ranks: adds a tensor up over the data-parallel ranks. Called once where advantages are whitened.
     """
     if not micro_batches:
         return []
     if config.custom is not None:
-        advantages = custom_advantages(config.custom, micro_batches, log_probs=old, reference=reference)
+        known = {"log_probs": old, "ref_log_probs": reference, "teacher_log_probs": teacher, "entropy": entropy}
+        advantages = custom_advantages(config.custom, micro_batches, known)
         if config.distills:
             gaps = teacher_gaps(micro_batches, old, teacher)
             advantages = [one - config.distillation_coef * gap for one, gap in zip(advantages, gaps, strict=True)]

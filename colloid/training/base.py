@@ -12,9 +12,11 @@ import numpy as np
 import torch
 
 from colloid.data.batch import RankBatch
+from colloid.hooks import bind, load_hook
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.optimizer import learning_rate
+from colloid.training.megatron.stateless_adam import forget_moments, with_moments
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
 
 
@@ -48,6 +50,8 @@ class TrainerRank:
             device=args.device,
             timeout_minutes=args.distributed_timeout_minutes,
         )
+        if args.custom_megatron_init_path:
+            bind(load_hook(args.custom_megatron_init_path, "megatron_init"), args)()
         self._writer = CheckpointWriter()
 
     def finish_save(self) -> None:
@@ -61,7 +65,7 @@ class TrainerRank:
 
     def _restore(self, directory: Path) -> checkpoint.Trained:
         """Model, optimizer, schedule and random states, as the options want them."""
-        return checkpoint.load(
+        trained = checkpoint.load(
             directory,
             self._chunks,
             self._optimizer,
@@ -70,20 +74,24 @@ class TrainerRank:
             with_optimizer=not self.args.no_load_optim,
             with_rng=not self.args.no_load_rng,
         )
+        forget_moments(self._optimizer)
+        return trained
 
     def _write(self, directory: Path, trained: checkpoint.Trained) -> None:
         """The counterpart of `_restore`."""
-        checkpoint.save(
-            self._writer,
-            directory,
-            trained,
-            self._chunks,
-            None if self.args.no_save_optim else self._optimizer,
-            self._scheduler,
-            self._layout,
-            with_rng=not self.args.no_save_rng,
-            background=bool(self.args.async_save),
-        )
+        optimizer = None if self.args.no_save_optim else self._optimizer
+        with with_moments(optimizer):
+            checkpoint.save(
+                self._writer,
+                directory,
+                trained,
+                self._chunks,
+                optimizer,
+                self._scheduler,
+                self._layout,
+                with_rng=not self.args.no_save_rng,
+                background=bool(self.args.async_save),
+            )
 
     def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
         """This rank's part of the micro-batches of each step."""
@@ -134,6 +142,7 @@ def take_rows(flat: np.ndarray, micro_batches: Sequence[MicroBatch]) -> list[tor
 
 
 def put_rows(flat: np.ndarray, values: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch]) -> None:
-    """The reverse, in place; 0 where a token is masked."""
+    """The reverse, in place, where a token is not masked: a sample that also fills up a step is masked there."""
     for found, batch in zip(values, micro_batches, strict=True):
-        flat[batch.response_index.cpu().numpy()] = torch.where(batch.loss_mask, found, 0.0).float().cpu().numpy()
+        mask = batch.loss_mask
+        flat[batch.response_index[mask].cpu().numpy()] = found.detach()[mask].float().cpu().numpy()

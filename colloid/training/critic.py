@@ -2,7 +2,8 @@
 
 A value belongs to the state before its token: it comes from the hidden state that predicts the token. The critic has
 ranks, an optimizer and a schedule of its own. What goes to the policy's ranks and back is an array over the response
-tokens of the `RankBatch` that both are given: float32 [R], 0 at tokens that are not trained.
+tokens of the `RankBatch` that both are given: float32 [R], 0 at tokens that are not trained. Both have one layout: the
+last pipeline stage, where values and losses are computed, gives and takes; on the other stages the arrays are 0.
 
 The head starts at 0: the first advantages are then the returns, and nothing depends on a seed.
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from colloid.algorithms.values import means, value_loss
+from colloid.algorithms.values import Totals, added, means, value_loss
 from colloid.data.batch import RankBatch
 from colloid.training.base import TrainerRank, put_rows, take_rows, train_metrics
 from colloid.training.megatron import checkpoint, parallel, step
@@ -43,6 +44,8 @@ class Critic(TrainerRank):
         """
         args = self.args
         self._chunks = build_critic(args)
+        self._parameters, self._names = named_parameters(self._chunks), name_map(args)
+        parallel.mark_shards(without_value_head(self._parameters), self._names)
         if not args.resume_from:
             self._load_weights(args.init_checkpoint)
         self._optimizer = build_optimizer(args, self._chunks)
@@ -61,7 +64,9 @@ class Critic(TrainerRank):
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or trained
         flat = np.zeros(int(batch.samples.response_offsets[-1]), dtype=np.float32)
         for micro_batches in filter(None, passes):
-            put_rows(flat, step.compute_log_probs(self._chunks, micro_batches, self._head), micro_batches)
+            values = step.compute_log_probs(self._chunks, micro_batches, self._head)
+            if parallel.is_last_stage():
+                put_rows(flat, values, micro_batches)
         return flat
 
     def train(self, rollout_id: int, batch: RankBatch, values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
@@ -81,21 +86,24 @@ class Critic(TrainerRank):
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
         steps = self._micro_batches(batch, batch.micro_batches)
-        by_step = [
-            self._train_step(
-                rollout_id, index, micro_batches, take_rows(values, micro_batches), take_rows(returns, micro_batches)
-            )
-            for index, micro_batches in enumerate(steps)
-        ]
-        return train_metrics(by_step) | {"perf/critic_train_time": time.monotonic() - begin}
+        by_step, totals = [], []
+        for index, micro_batches in enumerate(steps):
+            given = take_rows(values, micro_batches), take_rows(returns, micro_batches)
+            metrics, sums = self._train_step(rollout_id, index, micro_batches, *given)
+            by_step.append(metrics)
+            totals.append(sums)
+        # Values and returns are from before the first step: one variance of them all, not the mean of the steps'.
+        explained = means(added(totals)).get("explained_variance")
+        whole = {} if explained is None else {"train/explained_variance": explained}
+        return train_metrics(by_step) | whole | {"perf/critic_train_time": time.monotonic() - begin}
 
     def save(self, directory: str, rollout_id: int) -> None:
         """Writes this rank's part of a checkpoint into an existing directory."""
         self._write(Path(directory), checkpoint.Trained(rollout_id, 0))
 
     def _load_weights(self, place: str) -> None:
-        parameters, names = without_value_head(named_parameters(self._chunks)), name_map(self.args)
-        load_parameters(parameters, names, HFCheckpoint(place), weight_coordinates())
+        parameters = without_value_head(self._parameters)
+        load_parameters(parameters, self._names, HFCheckpoint(place), weight_coordinates())
 
     def _train_step(
         self,
@@ -104,7 +112,8 @@ class Critic(TrainerRank):
         micro_batches: list[MicroBatch],
         old_values: list[torch.Tensor],
         returns: list[torch.Tensor],
-    ) -> dict[str, float]:
+    ) -> tuple[dict[str, float], Totals]:
+        """A step's metrics, and the sums that they are made of."""
         share = 1 / max(1, len(micro_batches) * parallel.data_parallel_size())
 
         def loss(row: int, micro_batch: MicroBatch, values: torch.Tensor, _: None) -> tuple[torch.Tensor, step.Sums]:
@@ -119,6 +128,8 @@ class Critic(TrainerRank):
             )
 
         sums = step.forward_backward(self._chunks, self._optimizer, micro_batches, self._head, loss, with_entropy=False)
-        metrics = means(step.reduce_sums(sums, self.args.device))
+        totals = step.reduce_sums(sums, self.args.device)
+        metrics = means(totals)
         self._update(metrics, "value_loss", rollout_id, index)
-        return {f"critic_{name}" if name in ("lr", "grad_norm") else name: value for name, value in metrics.items()}
+        named = {f"critic_{name}" if name in ("lr", "grad_norm") else name: each for name, each in metrics.items()}
+        return named, totals

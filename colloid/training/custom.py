@@ -5,7 +5,7 @@ They see samples: lists with a tensor over the response tokens of each, as hooks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +13,7 @@ import torch
 from colloid.algorithms.corrections import CorrectionInputs, CustomCorrection, Measured
 from colloid.errors import HookError
 from colloid.training.micro_batch import MicroBatch
-
-Lists = dict[str, list]
-
-
-def by_sample(values: torch.Tensor, micro_batch: MicroBatch) -> list[torch.Tensor]:
-    """[R] -> a tensor for each sample's response."""
-    return list(values.split(micro_batch.response_lengths.tolist()))
+from colloid.training.steps import Lists, by_sample, flat, named, shown
 
 
 def custom_correction(function: Callable[..., Any], micro_batch: MicroBatch) -> CustomCorrection:
@@ -45,16 +39,16 @@ def custom_correction(function: Callable[..., Any], micro_batch: MicroBatch) -> 
             response_lengths=micro_batch.response_lengths.tolist(),
         )
         if not isinstance(returned, tuple) or len(returned) != 3:
-            raise HookError(f"{_name(function)} must return (pg_loss, loss_masks, metrics), not {_shown(returned)}")
+            raise HookError(f"{named(function)} must return (pg_loss, loss_masks, metrics), not {shown(returned)}")
         corrected, masks, metrics = returned
         kept = inputs.loss_mask
         if masks is not None:
-            kept = kept & (_flat(masks, loss, function, "loss_masks") != 0)
+            kept = kept & (flat(masks, loss, function, "loss_masks") != 0)
         measured = {
-            name: (_flat(values, loss, function, f"the metric {name}"), inputs.loss_mask)
+            name: (flat(values, loss, function, f"the metric {name}"), inputs.loss_mask)
             for name, values in (metrics or {}).items()
         }
-        return _flat(corrected, loss, function, "pg_loss"), kept, measured
+        return flat(corrected, loss, function, "pg_loss"), kept, measured
 
     return correction
 
@@ -62,15 +56,16 @@ def custom_correction(function: Callable[..., Any], micro_batch: MicroBatch) -> 
 def custom_advantages(
     function: Callable[..., Any],
     micro_batches: Sequence[MicroBatch],
-    *,
-    log_probs: Sequence[torch.Tensor] | None,
-    reference: Sequence[torch.Tensor] | None,
+    known: Mapping[str, Sequence[torch.Tensor] | None],
 ) -> list[torch.Tensor]:
     """`--custom-advantage-function-path` on all samples of a step that this rank trains.
 
     `rollout_data` has, with an entry for each sample: `rewards` (shaped), `loss_masks`, `response_lengths`,
-    `total_lengths`, and where they are known `log_probs`, `ref_log_probs`, `rollout_log_probs`. The function sets
-    `advantages` (and may set `returns`): a tensor over the response tokens of each sample.
+    `total_lengths`, and where they are known `log_probs`, `ref_log_probs`, `rollout_log_probs`, `teacher_log_probs`,
+    `entropy`. The function sets `advantages` (and may set `returns`): a tensor over the response tokens of each sample.
+
+    Args:
+        known: key -> [R] of each micro-batch; None: not known.
 
     Returns:
         float64 [R] of each micro-batch, 0 at masked tokens.
@@ -84,10 +79,7 @@ def custom_advantages(
         "response_lengths": [length for part in micro_batches for length in part.response_lengths.tolist()],
         "total_lengths": [length for part in micro_batches for length in part.lengths.tolist()],
     }
-    if log_probs:
-        data["log_probs"] = _joined(log_probs, micro_batches)
-    if reference:
-        data["ref_log_probs"] = _joined(reference, micro_batches)
+    data |= {key: _joined(values, micro_batches) for key, values in known.items() if values}
     rollout = [part.rollout_log_probs for part in micro_batches]
     if all(values is not None for values in rollout):
         data["rollout_log_probs"] = _joined(rollout, micro_batches)
@@ -95,36 +87,16 @@ def custom_advantages(
     advantages = data.get("advantages")
     if not isinstance(advantages, list) or len(advantages) != len(data["rewards"]):
         raise HookError(
-            f"{_name(function)} must set rollout_data['advantages'] to a list with a tensor for each of the "
-            f"{len(data['rewards'])} samples; it is {_shown(advantages)}"
+            f"{named(function)} must set rollout_data['advantages'] to a list with a tensor for each of the "
+            f"{len(data['rewards'])} samples; it is {shown(advantages)}"
         )
     results, first = [], 0
     for part in micro_batches:
-        own = _flat(advantages[first : first + part.num_samples], part.loss_mask.double(), function, "advantages")
+        own = flat(advantages[first : first + part.num_samples], part.loss_mask.double(), function, "advantages")
         results.append(torch.where(part.loss_mask, own.to(torch.float64), 0.0))
         first += part.num_samples
     return results
 
 
 def _joined(values: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
-    return [own for flat, part in zip(values, micro_batches, strict=True) for own in by_sample(flat, part)]
-
-
-def _flat(values: Any, like: torch.Tensor, function: Callable[..., Any], what: str) -> torch.Tensor:
-    """[R]: a tensor [R], a list with a tensor for each sample, or a number."""
-    if isinstance(values, (list, tuple)):
-        values = torch.cat([torch.as_tensor(own).reshape(-1) for own in values]) if values else like[:0]
-    flat = torch.as_tensor(values, device=like.device)
-    if not flat.ndim:
-        flat = flat.expand(len(like))
-    if flat.shape != like.shape:
-        raise HookError(f"{_name(function)}: {what} has the shape {list(flat.shape)} for {len(like)} response tokens")
-    return flat
-
-
-def _name(function: Callable[..., Any]) -> str:
-    return getattr(function, "name", repr(function))
-
-
-def _shown(value: Any) -> str:
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, (list, tuple)) else type(value).__name__
+    return [own for column, part in zip(values, micro_batches, strict=True) for own in by_sample(column, part)]

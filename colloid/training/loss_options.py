@@ -10,6 +10,7 @@ from colloid.algorithms.objective import ObjectiveConfig
 from colloid.config.algorithm import policy_loss
 from colloid.hooks import bind, load_hook
 from colloid.training.advantages import AdvantageConfig
+from colloid.training.step_loss import LossChoice
 
 
 def objective_config(args: Any) -> ObjectiveConfig:
@@ -28,6 +29,23 @@ def objective_config(args: Any) -> ObjectiveConfig:
         entropy_coef=args.entropy_coef,
         use_rollout_logprobs=bool(args.use_rollout_logprobs),
         correction=correction_config(args),
+    )
+
+
+def loss_choice(args: Any) -> LossChoice:
+    """Which loss is trained, with the user's functions for it.
+
+    Raises:
+        HookError: one of them cannot be loaded.
+    """
+    policy = args.loss_type == "policy_loss"
+    return LossChoice(
+        kind=args.loss_type,
+        objective=objective_config(args),
+        per_token=bool(args.calculate_per_token_loss),
+        custom_loss=_hook(args, "custom_loss") if args.loss_type == "custom_loss" else None,
+        custom_tis=custom_tis(args) if policy else None,
+        reducer=_hook(args, "custom_pg_loss_reducer", "pg_loss_reducer") if policy else None,
     )
 
 
@@ -72,6 +90,6 @@ def custom_tis(args: Any) -> Callable[..., Any] | None:
     return _hook(args, "custom_tis") if args.use_tis else None
 
 
-def _hook(args: Any, kind: str) -> Callable[..., Any] | None:
-    path = getattr(args, f"{kind}_function_path")
-    return bind(load_hook(path, kind), args) if path else None
+def _hook(args: Any, name: str, kind: str | None = None) -> Callable[..., Any] | None:
+    path = getattr(args, f"{name}_function_path")
+    return bind(load_hook(path, kind or name), args) if path else None

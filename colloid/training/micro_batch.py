@@ -33,6 +33,8 @@ class MicroBatch:
     """int32 [S + 1], cumulative lengths of the whole sequences with their padding."""
     max_length: int
     """Of a sequence, with its padding."""
+    token_index: torch.Tensor
+    """int64 [T] on the host, into the batch's tokens: the same whatever micro-batch a sample is in. -1 for padding."""
     positions: torch.Tensor
     """int64 [R'] into the T packed tokens: where each response token is predicted."""
     targets: torch.Tensor
@@ -47,10 +49,14 @@ class MicroBatch:
     """bool [R]."""
     rollout_log_probs: torch.Tensor | None
     """float32 [R]; None where no sample has any. NaN for a sample without."""
+    teacher_log_probs: torch.Tensor | None
+    """float32 [R]; None where the batch has none."""
     token_weights: torch.Tensor
     """float32 [R]: of each token in the step's loss; 0 where masked."""
     rewards: torch.Tensor
     """float64 [S], shaped."""
+    sample_tokens: torch.Tensor
+    """int64 [sum of `lengths`]: the whole samples, whatever part of them this rank computes."""
     lengths: np.ndarray
     """int64 [S], of prompt and response, without padding."""
     response_lengths: np.ndarray
@@ -87,7 +93,10 @@ def make_micro_batch(
     padded = split.padded_lengths(lengths)
     cu_seqlens = np.concatenate([[0], np.cumsum(padded)])
     tokens = np.zeros(cu_seqlens[-1], dtype=np.int64)
-    tokens[np.arange(samples.offsets[-1]) + np.repeat(cu_seqlens[:-1] - samples.offsets[:-1], lengths)] = samples.tokens
+    at = np.arange(samples.offsets[-1]) + np.repeat(cu_seqlens[:-1] - samples.offsets[:-1], lengths)
+    tokens[at] = samples.tokens
+    token_index = np.full(len(tokens), -1, dtype=np.int64)
+    token_index[at] = np.arange(len(at)) + np.repeat(batch.offsets[rows] - samples.offsets[:-1], lengths)
     owned = split.owned(padded)
     place = np.cumsum(owned) - 1
     sample_index = np.repeat(np.arange(len(rows)), response_lengths)
@@ -110,6 +119,7 @@ def make_micro_batch(
         position_ids=tensor((np.arange(len(tokens)) - np.repeat(cu_seqlens[:-1], padded))[owned])[None],
         cu_seqlens=tensor(cu_seqlens.astype(np.int32)),
         max_length=int(padded.max()),
+        token_index=torch.from_numpy(token_index[owned]),
         positions=tensor(place[targets_at[here] - 1]),
         targets=tensor(tokens[targets_at[here]]),
         response_rows=tensor(here) if split.size > 1 else None,
@@ -117,8 +127,10 @@ def make_micro_batch(
         sample_index=tensor(sample_index),
         loss_mask=tensor(mask),
         rollout_log_probs=tensor(samples.rollout_log_probs) if has_log_probs else None,
+        teacher_log_probs=None if samples.teacher_log_probs is None else tensor(samples.teacher_log_probs),
         token_weights=tensor(weights),
         rewards=tensor(samples.rewards),
+        sample_tokens=tensor(samples.tokens.astype(np.int64)),
         lengths=lengths,
         response_lengths=response_lengths,
     )

@@ -1,4 +1,5 @@
-"""The reference model's weights, kept on the host and swapped into the policy's parameters for one pass.
+"""Another model's weights, kept on the host and swapped into the policy's parameters for one pass: the reference, a
+teacher, or the policy of the last weight update.
 
 So there is never a second model on the device, and the reference is computed by the very code that computes the
 policy: at the untouched start the KL between them is exactly 0.
@@ -19,12 +20,15 @@ class ReferenceModel:
 
     Args:
         parameters: the policy's, as in `named_parameters`.
-        load: fills the parameters with the reference's weights.
+        load: fills the parameters with the reference's weights; None: they are the policy's of now.
     """
 
-    def __init__(self, parameters: NamedParameters, load: Callable[[], None]):
+    def __init__(self, parameters: NamedParameters, load: Callable[[], None] | None = None):
         self._parameters = [parameter for _, parameter in parameters]
         self._host = [_host_tensor(parameter) for parameter in self._parameters]
+        if load is None:
+            self.become_policy()
+            return
         with self.swapped_in():
             load()
 

@@ -22,7 +22,7 @@ import xxhash
 
 
 @contextmanager
-def embedded_engines(models: dict[str, Path], directory: Path) -> Iterator[dict[str, str]]:
+def embedded_engines(models: dict[str, Path], directory: Path, *options: str) -> Iterator[dict[str, str]]:
     """A real engine a model, in float32, all started at once; name -> address. The API key is `key`."""
     with ExitStack() as stack:
         engines = {}
@@ -30,6 +30,7 @@ def embedded_engines(models: dict[str, Path], directory: Path) -> Iterator[dict[
             ready, log = directory / f"ready_{row}.json", directory / f"log_{row}"
             command = [sys.executable, "-m", "colloid.engines.embedded", "--model-path", str(model)]
             command += ["--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--dtype", "float32"]
+            command += options
             if not (model / "tokenizer.json").exists():
                 command.append("--skip-tokenizer-init")
             with log.open("wb") as output:

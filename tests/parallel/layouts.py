@@ -37,10 +37,11 @@ def run_layouts(
     """Runs each wave's layouts side by side.
 
     Args:
-        waves: of (name, number of ranks, arguments of `one_layout`); a wave's numbers of ranks add up to the world's.
+        waves: of (name, number of ranks, arguments); a wave's numbers of ranks add up to the world's. Among the
+            arguments `case` is what the ranks do with the others; left out, it is `one_layout`.
 
     Returns:
-        By name, what `one_layout` returned on this rank.
+        By name, what that returned on this rank.
     """
     results = {}
     for row, wave in enumerate(waves):
@@ -49,7 +50,8 @@ def run_layouts(
             if first <= rank < first + size:
                 place, begin = f"{init_method}_{row}_{first}", time.monotonic()
                 try:
-                    results[name] = one_layout(rank - first, size, place, **arguments)
+                    given = {"case": one_layout} | arguments
+                    results[name] = given.pop("case")(rank - first, size, place, **given)
                 except Exception as error:
                     error.add_note(f"in the layout {name!r}")
                     raise

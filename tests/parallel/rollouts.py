@@ -40,8 +40,14 @@ def make_args(model: Path, **options: Any) -> Any:
     return parse(argv)
 
 
-def make_rollout(seed: int = 0, *, num_steps: int = 1, per_token: bool = False, vocab: int = 512) -> RolloutBatch:
-    """Eight samples of uneven lengths with tool tokens, a removed sample and one with an advantage of 0."""
+def make_rollout(
+    seed: int = 0, *, num_steps: int = 1, per_token: bool = False, vocab: int = 512, taught: bool = False
+) -> RolloutBatch:
+    """Eight samples of uneven lengths with tool tokens, a removed sample and one with an advantage of 0.
+
+    Args:
+        taught: with log-probs of a teacher.
+    """
     random = np.random.default_rng(seed)
     samples = []
     for index in range(8):
@@ -59,6 +65,8 @@ def make_rollout(seed: int = 0, *, num_steps: int = 1, per_token: bool = False, 
         samples.append(sample)
     rewards = random.normal(size=8)
     rewards[2] = 0.0
+    for sample in samples if taught else ():
+        sample.teacher_log_probs = (-6 + random.normal(size=sample.response_length)).tolist()
     return to_columns(samples, raw_rewards=rewards, rewards=rewards, num_steps=num_steps, per_token_loss=per_token)
 
 

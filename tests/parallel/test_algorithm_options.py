@@ -19,7 +19,18 @@ def custom_tis(args, *, pg_loss, train_log_probs, rollout_log_probs, **kw):
 
 def custom_advantage(args, rollout_data):
     rollout_data["advantages"] = [mask * 0.1 for mask in rollout_data["loss_masks"]]
+
+def custom_loss(args, batch, logits, sum_of_sample_mean):
+    return sum_of_sample_mean(logits.square().mean(1)), {}
+
+def pg_loss_reducer(total_lengths, response_lengths, loss_masks, calculate_per_token_loss):
+    return lambda x: sum((part * mask).sum() * row for row, (part, mask) in
+        enumerate(zip(x.split(response_lengths), loss_masks), 1))
+
+def rollout_data_postprocess(args, rollout_id, rollout_data):
+    rollout_data["loss_masks"] = [mask * (row % 2) for row, mask in enumerate(rollout_data["loss_masks"])]
 """
+CUSTOM = {"loss_type": "custom_loss", "custom_loss_function_path": "HOOKS"}
 KL = {"use_kl_loss": True, "kl_loss_coef": 0.5, "ref_load": "OTHER"}
 RPP = {"advantage_estimator": "reinforce_plus_plus", "ref_load": "OTHER"}
 SAPO = {"policy_loss": "sapo"}
@@ -59,6 +70,11 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (SAPO, {"sapo_tau_pos": 3.0}),
     (SAPO, {"sapo_tau_neg": 3.0}),
     ({}, {"custom_advantage_function_path": "HOOKS"}),
+    ({}, CUSTOM),
+    ({}, {"custom_pg_loss_reducer_function_path": "HOOKS"}),
+    ({}, {"rollout_data_postprocess_path": "HOOKS"}),
+    ({}, {"keep_old_actor": True}),
+    ({}, {"use_stateless_adam": True}),
     ({}, {"use_rollout_logprobs": True}),
     ({}, TIS),
     (TIS, {"tis_clip": 1.1}),
@@ -84,9 +100,14 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (OPD, {"opd_kl_coef": 0.1}),
     (OPD, {"use_rollout_logprobs": True}),
 ]
-METRICS_ONLY = {"get_mismatch_metrics"}
-"""Changes no weight."""
+METRICS_ONLY = {"get_mismatch_metrics", "use_rollout_entropy"}
+"""They change no weight; the latter also what hooks see, see `test_trainer_options.py`."""
+LOSS_DECIDES = {"compute_advantages_and_returns", "disable_compute_advantages_and_returns"}
+"""What is not computed only a custom loss can tell, see `test_trainer_options.py`."""
 
+
+OF_EXPERTS = {"use_routing_replay", "use_rollout_routing_replay"}
+"""They need a mixture of experts, see `test_routing_replay.py`."""
 
 OF_THE_CRITIC = {"lambd", "value_clip", "num_critic_only_steps"}
 """They need ranks of a critic; `tests/unit/test_algorithm_invariances.py` changes the first two."""
@@ -176,4 +197,4 @@ def test_no_option_is_left_out():
     built = {option.flag[2:].replace("-", "_") for option in loss.ALGORITHM + loss.CORRECTION if option.built != ()}
     tried = {name for base, change in CHANGES for name in base | change}
     built |= {"only_train_params_name_list", "freeze_params_name_list", "reset_optimizer_states"}
-    assert built - {"loss_type"} - OF_THE_CRITIC <= tried | METRICS_ONLY
+    assert built - OF_THE_CRITIC - OF_EXPERTS <= tried | METRICS_ONLY | LOSS_DECIDES

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from colloid.config import parse
+from colloid.config.plan import describe_plan
 from colloid.config.schema import loss
 from colloid.errors import ConfigError
 
@@ -27,17 +28,17 @@ def plan(text):
         ("--use-tis --tis-level word", "choose one of: token, sequence, geometric"),
         ("--freeze-params-name-list ( ", "no regular expression"),
         ("--freeze-params-name-list a --only-train-params-name-list b", "exclude each other"),
-        ("--freeze-params-name-list a --recompute-granularity full", "not supported yet with --recompute-granularity"),
-        (
-            "--freeze-params-name-list a --actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2",
-            "not supported yet with --pipeline-model-parallel-size 2",
-        ),
-        ("--use-routing-replay", "not supported yet: --use-routing-replay"),
-        ("--use-opd", "--use-opd needs --opd-type megatron"),
-        ("--use-opd --opd-type sglang", "not supported yet: --opd-type sglang .what works: megatron"),
+        ("--use-opd", "--use-opd needs --opd-type: megatron"),
+        ("--use-opd --opd-type sglang", "needs a teacher: .*--rm-url URL.*--opd-teacher-load DIR"),
+        ("--use-opd --opd-type sglang --rm-url http://a:1 --opd-teacher-load .", "two teachers: leave one out"),
+        ("--use-opd --opd-type sglang --rm-url http://a:1 --opd-teacher-ckpt-step 1", "is for --opd-type megatron"),
+        ("--use-opd --opd-type sglang --rm-url localhost:30000", "must be an address like http://127.0.0.1:30000"),
+        ("--use-opd --opd-type megatron --opd-teacher-load . --rm-url http://a:1", "is read with --use-opd"),
+        ("--rm-url http://a:1", "--rm-url http://a:1 names a teacher's server"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
-        ("--loss-type custom_loss", "not supported yet: --loss-type custom_loss"),
+        ("--loss-type custom_loss", "needs --custom-loss-function-path"),
         ("--loss-type sft_loss --use-kl-loss --use-tis", "leave out --use-kl-loss, --use-tis"),
+        ("--loss-type sft_loss --use-rollout-entropy", "leave out --use-rollout-entropy"),
         ("--loss-type sft_loss --n-samples-per-prompt 4", "--n-samples-per-prompt 4: in SFT a conversation is one"),
         ("--loss-type sft_loss --debug-rollout-only", "nothing else to run"),
         ("--rollout-function-path colloid.rollout.sft.generate_rollout", "it needs --loss-type sft_loss"),
@@ -82,6 +83,16 @@ def test_what_has_no_effect_is_said(options, message):
 )
 def test_what_has_an_effect_is_not_warned_of(options):
     assert not [warning for warning in plan(options).warnings if "effect" in warning or "advantage" in warning]
+
+
+def test_the_plan_names_a_teacher_behind_an_engine():
+    behind_engine = "--use-opd --opd-type sglang"
+    assert "teacher          http://a:1/generate\n" in describe_plan(
+        plan(f"{behind_engine} --rm-url http://a:1/generate")
+    )
+    own = describe_plan(plan(f"{behind_engine} --opd-teacher-load /models/teacher"))
+    assert "teacher          1 process: embedded engine on /models/teacher, frozen\n" in own
+    assert "teacher  " not in describe_plan(plan("--use-opd --opd-type megatron --opd-teacher-load /models/teacher"))
 
 
 def test_the_page_on_algorithms_has_every_option_and_choice():

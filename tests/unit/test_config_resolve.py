@@ -172,7 +172,7 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
         ("--rm-url localhost:1", ["localhost:1", "http://"]),
         ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
         ("--rm-type dapoo", ["dapoo", "dapo", "math"]),
-        ("--disable-compute-advantages-and-returns", ["not supported yet", "--disable-compute-advantages-and-returns"]),
+        ("--disable-compute-advantages-and-returns", ["made of advantages", "--loss-type custom_loss or sft_loss"]),
         ("--router-retry-max-retries 3", ["--router-retry-max-retries", "retries are always off"]),
         ("--sglang-port 4000", ["--sglang-port", "--sglang-router-port"]),
         ("--sglang-tp-size 2", ["--sglang-tp-size", "--rollout-num-gpus-per-engine"]),

@@ -51,21 +51,18 @@ def test_what_cannot_be_is_an_error(tmp_path, content, message):
         with_roles(tmp_path, content)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "--actor-num-gpus-per-node 2 --tensor-model-parallel-size 2",
-        "--actor-num-gpus-per-node 2 --pipeline-model-parallel-size 2",
-        "--actor-num-gpus-per-node 2 --context-parallel-size 2",
-        "--custom-advantage-function-path m.f",
-        "--freeze-params-name-list embed",
-        "--only-train-params-name-list embed",
-    ],
-)
-def test_what_a_critic_does_not_work_with_yet_is_said(options):
-    plan(f"{options}")
+def test_what_a_critic_does_not_work_with_yet_is_said():
+    options = "--custom-advantage-function-path m.f"
+    plan(options)
     with pytest.raises(ConfigError, match="not supported yet with"):
         plan(f"{PPO} {options}")
+
+
+@pytest.mark.parametrize("size", ["tensor_model_parallel_size", "context_parallel_size"])
+def test_both_roles_have_one_layout_and_a_file_that_says_otherwise_is_told_why(tmp_path, size):
+    plan(f"{PPO} --actor-num-gpus-per-node 2 --{size.replace('_', '-')} 2")
+    with pytest.raises(ConfigError, match="is for all roles: the rank of the critic .* hand each other its values"):
+        with_roles(tmp_path, f"critic: {{{size}: 2}}")
 
 
 def test_what_has_no_effect_is_said(tmp_path):

@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ class Names:
     """What `freeze` uses of a name map."""
 
     def __getitem__(self, name):
-        return type("Entry", (), {"hf_names": HF[name]})
+        return SimpleNamespace(hf_names=HF[name], entry=SimpleNamespace(exported=True))
 
 
 def trained(only=None, frozen=None):
@@ -35,9 +37,10 @@ def test_patterns_are_found_in_megatrons_names_and_in_hugging_faces():
 
 
 def test_a_pattern_without_a_parameter_and_nothing_left_to_train_are_errors():
-    with pytest.raises(
-        ConfigError, match="--only-train-params-name-list: no parameter's name has 'lienar'; there are emb"
-    ):
-        trained(only=["linear", "lienar"])
+    message = (
+        "--only-train-params-name-list: no parameter's name has 'lienar_qkv'; near it are decoder.layers.0.self_att"
+    )
+    with pytest.raises(ConfigError, match=message):
+        trained(only=["linear", "lienar_qkv"])
     with pytest.raises(ConfigError, match="freezes every parameter"):
         trained(frozen=["."])

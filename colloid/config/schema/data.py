@@ -92,7 +92,12 @@ REWARDS = (
     opt("--reward-key", "str", None, "Key of the value, where rewards are dicts.", shown="score, where there is one"),
     opt("--eval-reward-key", "str", None, "The same in evaluation.", shown="--reward-key"),
     opt("--group-rm", FLAG, None, "--custom-rm-path takes whole groups: `async (args, samples, **kw) -> list`."),
-    opt("--rm-url", "str", None, "Address of the reward server of `remote_rm`."),
+    opt(
+        "--rm-url",
+        "str",
+        None,
+        "Address of the reward server of `remote_rm`, or with --opd-type sglang of the teacher's.",
+    ),
     opt("--custom-reward-post-process-path", "str", None, "`(args, samples) -> (raw_rewards, rewards)`."),
     opt("--custom-convert-samples-to-train-data-path", "str", None, "`(args, samples) -> dict[str, list]`."),
 )

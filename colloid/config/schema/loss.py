@@ -2,7 +2,6 @@
 
 from colloid.config.option import FLAG, OFF, opt
 
-LATER = {"built": ()}
 LEVELS = ("token", "sequence", "geometric")
 
 ALGORITHM = (
@@ -27,7 +26,6 @@ ALGORITHM = (
         "policy_loss",
         "What is trained.",
         choices=("policy_loss", "sft_loss", "custom_loss"),
-        built=("policy_loss", "sft_loss"),
     ),
     opt(
         "--eps-clip",
@@ -72,9 +70,8 @@ ALGORITHM = (
         "--disable-compute-advantages-and-returns",
         OFF,
         None,
-        "No advantages.",
+        "No log-probs and advantages before training, for losses that do without.",
         dest="compute_advantages_and_returns",
-        **LATER,
     ),
     opt(
         "--custom-advantage-function-path",
@@ -86,10 +83,15 @@ ALGORITHM = (
         "--custom-loss-function-path",
         "str",
         None,
-        "`(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)`.",
-        **LATER,
+        "The loss of --loss-type custom_loss: `(args, batch, logits, sum_of_sample_mean) -> (loss, metrics)`.",
     ),
-    opt("--custom-pg-loss-reducer-function-path", "str", None, "How the policy loss is summed.", **LATER),
+    opt(
+        "--custom-pg-loss-reducer-function-path",
+        "str",
+        None,
+        "How the policy loss is summed: `(total_lengths, response_lengths, loss_masks, calculate_per_token_loss) -> "
+        "callable(tensor) -> scalar`.",
+    ),
     opt(
         "--ref-update-interval",
         "int",
@@ -98,7 +100,13 @@ ALGORITHM = (
         low=1,
         shown="never",
     ),
-    opt("--use-rollout-entropy", FLAG, None, "Entropy of the behaviour policy.", **LATER),
+    opt(
+        "--use-rollout-entropy",
+        FLAG,
+        None,
+        "Compute the entropy of each token's distribution before the rollout's first step: for hooks (`entropy`), and "
+        "logged as train/rollout_entropy.",
+    ),
 )
 
 CORRECTION = (
@@ -156,8 +164,19 @@ CORRECTION = (
     ),
     opt("--use-opsm", FLAG, None, "Mask sequences with a negative advantage that are too far off policy."),
     opt("--opsm-delta", "float", 1e-4, "From which mean of old - new log-probs on they are.", low=0),
-    opt("--use-routing-replay", FLAG, None, "Replay the experts that were chosen.", **LATER),
-    opt("--use-rollout-routing-replay", FLAG, None, "Replay the experts that the engine chose.", **LATER),
+    opt(
+        "--use-routing-replay",
+        FLAG,
+        None,
+        "Train a mixture of experts with the experts that were chosen when the log-probs before the first step were "
+        "computed.",
+    ),
+    opt(
+        "--use-rollout-routing-replay",
+        FLAG,
+        None,
+        "Compute log-probs and train with the experts that the engine chose for every token.",
+    ),
 )
 
 DISTILLATION = (
@@ -166,11 +185,16 @@ DISTILLATION = (
         "--opd-type",
         "str",
         None,
-        "Where the teacher runs: megatron, in the trainer, on host copies of its weights.",
+        "Where the teacher runs: megatron, in the trainer, on host copies of its weights (a model of the same shape); "
+        "sglang, behind an engine: the server at --rm-url, or one that the run starts on --opd-teacher-load.",
         choices=("sglang", "megatron"),
-        built=("megatron",),
     ),
     opt("--opd-kl-coef", "float", 1.0, "What of (old - teacher's log-prob) is subtracted from advantages.", low=0),
-    opt("--opd-teacher-load", "str", None, "The teacher, of the model's shape: Hugging Face directory or checkpoint."),
+    opt(
+        "--opd-teacher-load",
+        "str",
+        None,
+        "The teacher: a Hugging Face directory; with --opd-type megatron also a checkpoint.",
+    ),
     opt("--opd-teacher-ckpt-step", "int", None, "The step of the teacher's checkpoint.", low=0, shown="the last"),
 )

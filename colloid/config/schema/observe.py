@@ -38,7 +38,12 @@ DEBUG = (
     opt("--save-debug-rollout-data", "str", None, "Save each rollout's samples to this path, with `{rollout_id}`."),
     opt("--load-debug-rollout-data", "str", None, "Train on rollouts that were saved so."),
     opt("--load-debug-rollout-data-subsample", "float", None, "On this share of their groups.", low=0, high=1),
-    opt("--save-debug-train-data", "str", None, "Save what is trained on to this path.", **LATER),
+    opt(
+        "--save-debug-train-data",
+        "str",
+        None,
+        "Save what each rank trains on to this path, with `{rollout_id}` and `{rank}`.",
+    ),
     opt("--dump-details", "str", None, "Directory: save both there, as rollout_data/… and train_data/…."),
     opt("--save-rollouts", SWITCH, True, "Write the samples of rollouts and evaluations to `rollouts/*.parquet`."),
     opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),

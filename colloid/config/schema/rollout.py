@@ -106,14 +106,32 @@ HOOKS = (
     opt("--rollout-sample-filter-path", "str", None, "Function that sets `sample.remove_sample`."),
     opt("--rollout-all-samples-process-path", "str", None, "Function called with all samples of a rollout."),
     opt(
-        "--rollout-data-postprocess-path", "str", None, "Function called on the trainer rank after log-probs.", **LATER
+        "--rollout-data-postprocess-path",
+        "str",
+        None,
+        "`(args, rollout_id, rollout_data)`: called on the trainer's ranks once log-probs and advantages are known.",
     ),
     opt("--buffer-filter-path", "str", None, "Function that chooses groups from the buffer."),
     opt("--custom-rollout-log-function-path", "str", None, "Logs rollouts.", **LATER),
     opt("--custom-eval-rollout-log-function-path", "str", None, "Logs evaluations.", **LATER),
-    opt("--custom-model-provider-path", "str", None, "Builds the model.", **LATER),
-    opt("--custom-megatron-init-path", "str", None, "Called once Megatron is set up.", **LATER),
-    opt("--custom-megatron-before-log-prob-hook-path", "str", None, "Called before log-probs are computed.", **LATER),
-    opt("--custom-megatron-before-train-step-hook-path", "str", None, "Called before an optimizer step.", **LATER),
+    opt(
+        "--custom-model-provider-path",
+        "str",
+        None,
+        "`(pre_process, post_process, vp_stage=None) -> model`: builds the policy.",
+    ),
+    opt("--custom-megatron-init-path", "str", None, "`(args)`: called on each rank once Megatron is set up."),
+    opt(
+        "--custom-megatron-before-log-prob-hook-path",
+        "str",
+        None,
+        "`(args, model, store_prefix)`: called before log-probs are computed.",
+    ),
+    opt(
+        "--custom-megatron-before-train-step-hook-path",
+        "str",
+        None,
+        "`(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)`: called before an optimizer step.",
+    ),
     opt("--custom-update-weight-post-write-path", "str", None, "Called once weights are on disk.", **LATER),
 )

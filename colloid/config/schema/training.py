@@ -45,7 +45,7 @@ TRAINING = (
     opt("--lr", "float", 1e-6, "Learning rate.", low=0),
     opt("--clip-grad", "float", 1.0, "Largest norm of the gradient; 0: no clipping.", low=0),
     opt("--log-probs-chunk-size", "int", -1, "Tokens a chunk of the log-prob head; -1: chosen for you.", low=-1),
-    opt("--recompute-loss-function", FLAG, None, "Recompute the loss in the backward pass.", **LATER),
+    opt("--recompute-loss-function", FLAG, None, "Recompute head and loss in the backward pass."),
     opt(
         "--megatron-config-path",
         "str",
@@ -83,7 +83,7 @@ TRAINING = (
     ),
     opt("--enable-mtp-training", FLAG, None, "Train it.", **LATER),
     opt("--reset-optimizer-states", FLAG, None, "Forget the optimizer's moments before each rollout."),
-    opt("--use-stateless-adam", FLAG, None, "Adam without moments.", **LATER),
+    opt("--use-stateless-adam", FLAG, None, "Adam without moments: each update is the first one of a fresh Adam."),
 )
 
 WEIGHTS = (
@@ -124,6 +124,11 @@ WEIGHTS = (
         **LATER,
     ),
     opt("--check-weight-update-equal", FLAG, None, "Compare all tensors after each update."),
-    opt("--keep-old-actor", FLAG, None, "Keep the weights of the last update.", **LATER),
+    opt(
+        "--keep-old-actor",
+        FLAG,
+        None,
+        "Keep a host copy of the weights that the engines have; the old log-probs are theirs.",
+    ),
     opt("--release-train", FLAG, None, "End the trainer after the weight update.", **LATER),
 )

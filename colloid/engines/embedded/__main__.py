@@ -48,6 +48,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
     parser.add_argument("--enable-deterministic-inference", action="store_true", help="check this machine's kernels")
     parser.add_argument("--enable-fp32-lm-head", action="store_true", help="logits in float32 in a bfloat16 model")
+    parser.add_argument("--enable-return-routed-experts", action="store_true", help="answer return_routed_experts")
     parser.add_argument("--skip-tokenizer-init", action="store_true", help="token ids only")
     args = parser.parse_args(argv)
     for name, low, high in (
@@ -86,6 +87,7 @@ def build(args: argparse.Namespace) -> tuple[Engine, WeightStore, ServerInfo]:
         context_length=context_length,
         max_running=args.max_running_requests,
         random_seed=args.random_seed,
+        record_experts=args.enable_return_routed_experts,
         **rows,
     )
     info = ServerInfo(

@@ -15,6 +15,7 @@ from colloid.engines.embedded.kv_cache import KVCache
 from colloid.engines.embedded.linear import MIN_ROWS
 from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.pages import PageTable
+from colloid.engines.embedded.prompt_logprobs import asked_for, record
 from colloid.engines.embedded.request import FinishReason, Prefix, Sequence
 from colloid.engines.embedded.sampling import RowParams, sample
 from colloid.engines.embedded.scheduler import Prefill, Scheduler, aborted
@@ -29,7 +30,9 @@ RID_SEPARATOR = "#"  # sample j of a request with n > 1 is `rid#j`
 
 
 class Engine:
-    """`capacity_tokens`: upper limit of the key-value cache. `min_rows`, `min_query_rows`: see invariance.py."""
+    """`capacity_tokens`: upper limit of the key-value cache. `min_rows`, `min_query_rows`: see invariance.py.
+    `record_experts`: keeps the experts that are chosen for every token, for requests that ask for them.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Engine:
         random_seed: int = 0,
         min_rows: int = MIN_ROWS,
         min_query_rows: int | None = None,
+        record_experts: bool = False,
     ):
         self.model = model
         self.text = text
@@ -59,6 +63,7 @@ class Engine:
         self._min_rows = min_rows
         self._min_query_rows = QUERY_ROWS[model.dtype] if min_query_rows is None else min_query_rows
         self._plan: tuple[int, DecodeAttention] | None = None
+        self._records_experts = record_experts and model.config.experts is not None
 
     # ---- requests
 
@@ -70,6 +75,10 @@ class Engine:
         if not all(0 <= token < vocab for token in prompt_ids):
             wrong = next(token for token in prompt_ids if not 0 <= token < vocab)
             raise BadRequest(f"input_ids contains {wrong}, but the vocabulary has {vocab} tokens")
+        if prompt.return_routed_experts and not self._records_experts:
+            has_none = self.model.config.experts is None
+            reason = "the model has no experts" if has_none else "start the engine with --enable-return-routed-experts"
+            raise BadRequest(f"return_routed_experts: {reason}")
         room = max(self.scheduler.context_length - len(prompt_ids), 0)
         max_new = room if params.max_new_tokens is None else params.max_new_tokens
         self.scheduler.check_fits(len(prompt_ids), max_new)
@@ -87,6 +96,8 @@ class Engine:
                 generator=random.Random(f"{seed}:{j}"),
                 on_update=on_update,
                 stream=stream,
+                prompt_log_probs=asked_for(prompt, prompt_ids),
+                return_routed_experts=prompt.return_routed_experts,
             )
             for j, rid in enumerate(rids)
         ]
@@ -99,7 +110,7 @@ class Engine:
             if sequence.rid in in_use:
                 raise BadRequest(f"the request id {sequence.rid!r} is in use by a request that has not ended")
         for sequence in sequences:
-            if sequence.max_new_tokens == 0:
+            if sequence.max_new_tokens == 0 and sequence.prompt_log_probs is None:
                 self._end(sequence, FinishReason("length", length=0))
             else:
                 self.scheduler.add(sequence)
@@ -145,8 +156,15 @@ class Engine:
             self._join(sequence)
             self.scheduler.running.append(sequence)
             new.append(sequence)
-        if new:
-            self._emit(new, torch.stack([sequence.prefix.next_logits for sequence in new]))
+        for sequence in new:
+            sequence.experts = list(sequence.prefix.experts)
+        drawing = [sequence for sequence in new if sequence.max_new_tokens]
+        if drawing:
+            self._emit(drawing, torch.stack([sequence.prefix.next_logits for sequence in drawing]))
+        for sequence in new:
+            if not sequence.max_new_tokens:
+                self.scheduler.release(sequence)
+                self._end(sequence, FinishReason("length", length=0))
 
     def _compute_chunks(self, chunks: list[tuple[Prefill, int]]) -> list[Prefill]:
         """Runs the model over the chunks; returns the prefills that are complete, with their `next_logits`."""
@@ -155,12 +173,16 @@ class Engine:
         positions: list[int] = []
         spans: list[Chunk] = []
         last_rows: list[int] = []
+        recorded: list[tuple[Sequence, int, int, int]] = []
         complete: list[Prefill] = []
         for prefill, length in chunks:
             start, end = prefill.done, prefill.done + length
             pages = prefill.prefix.pages
             while len(pages) * page_size < end:
                 pages.append(self._pages.allocate())
+            for member in prefill.members:
+                if member.prompt_log_probs is not None:
+                    recorded.append((member, len(tokens), len(tokens) + length, start))
             spans.append(Chunk(start, length, [page.index for page in pages[: -(-end // page_size)]]))
             tokens += prefill.token_ids[start:end]
             positions += range(start, end)
@@ -170,7 +192,17 @@ class Engine:
                 last_rows.append(len(tokens) - 1)
         self.prompt_tokens_computed += len(tokens)
         attend = PrefillAttention(self.model.config, self._cache, spans)
-        hidden = self.model.forward(*self._at_least_min_rows(tokens, positions), attend)
+        padded = self._at_least_min_rows(tokens, positions)
+        chosen = self._room_for_experts(len(padded[0]))
+        hidden = self.model.forward(*padded, attend, chosen)
+        if chosen is not None:
+            by_chunk = chosen[: len(tokens)].split([length for _, length in chunks])
+            for (prefill, _), span, own in zip(chunks, spans, by_chunk, strict=True):
+                # A prompt that begins anew still has the chunks from before.
+                earlier = prefill.prefix.experts if span.start else []
+                prefill.prefix.experts = [*earlier, own.numpy()]
+        for sequence, low, high, start in recorded:
+            record(self.model, sequence, hidden[low:high], start, self._min_rows)
         if complete:
             rows = last_rows + last_rows[:1] * (self._min_rows - len(last_rows))
             logits = self.model.logits(hidden[torch.tensor(rows)])
@@ -214,9 +246,12 @@ class Engine:
         positions = [sequence.num_computed for sequence in running]
         attend.advance(torch.tensor(positions) % page_size)
         tokens = self._at_least_min_rows([sequence.output_ids[-1] for sequence in running], positions)
-        logits = self.model.logits(self.model.forward(*tokens, attend))[: len(running)]
-        for sequence in running:
+        chosen = self._room_for_experts(len(tokens[0]))
+        logits = self.model.logits(self.model.forward(*tokens, attend, chosen))[: len(running)]
+        for row, sequence in enumerate(running):
             sequence.num_computed += 1
+            if chosen is not None:
+                sequence.experts.append(chosen[row : row + 1].numpy())
         self._emit(list(running), logits)
 
     def _decode_plan(self) -> DecodeAttention:
@@ -252,6 +287,13 @@ class Engine:
     def _at_least_min_rows(self, tokens: list[int], positions: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         missing = max(self._min_rows - len(tokens), 0)
         return torch.tensor(tokens + [0] * missing), torch.tensor(positions + [0] * missing)
+
+    def _room_for_experts(self, rows: int) -> torch.Tensor | None:
+        """int16 [rows, layers, experts a token], of zeros; None where nothing is recorded."""
+        if not self._records_experts:
+            return None
+        config = self.model.config
+        return torch.zeros(rows, config.num_layers, config.experts.num_chosen, dtype=torch.int16)
 
     # ---- tokens
 

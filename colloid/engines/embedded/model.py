@@ -58,15 +58,22 @@ class Model:
             if isinstance(layer.mlp, ExpertMlp):
                 layer.mlp.min_rows = max(min_rows, MIN_ROWS)
 
-    def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """tokens, positions [T] int64 -> hidden states [T, H] before the final norm. T must be at least MIN_ROWS."""
+    def forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, chosen: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """tokens, positions [T] int64 -> hidden states [T, H] before the final norm. T must be at least MIN_ROWS.
+
+        chosen: [T, layers, experts a token]: where the numbers of the chosen experts are written, of layers with any.
+        """
         x = F.embedding(tokens, self.embedding)
         rotations = self._rotations[positions][:, None]
         for i, layer in enumerate(self.layers):
             qkv = layer.heads(self._norm(x, layer.input_norm), rotations)
             attended = layer.output(attend(i, qkv))
             x += attended if layer.attention_norm is None else self._norm(attended, layer.attention_norm)
-            out = layer.mlp(self._norm(x, layer.post_attention_norm))
+            mlp_input = self._norm(x, layer.post_attention_norm)
+            records = chosen is not None and self.config.has_experts[i]
+            out = layer.mlp(mlp_input, chosen[:, i]) if records else layer.mlp(mlp_input)
             x += out if layer.mlp_norm is None else self._norm(out, layer.mlp_norm)
         return x
 

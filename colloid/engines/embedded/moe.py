@@ -28,9 +28,11 @@ class ExpertMlp:
         self.experts = [GatedMlp(config.inner) for _ in range(config.num_experts)]
         self.shared = GatedMlp(config.shared_inner) if config.shared_inner else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [T, H] -> [T, H]."""
+    def __call__(self, x: torch.Tensor, record: torch.Tensor | None = None) -> torch.Tensor:
+        """x [T, H] -> [T, H]. `record` [T, C]: where the numbers of the chosen experts are written."""
         chosen, weights = self.route(x)
+        if record is not None:
+            record.copy_(chosen)
         out = self._run_experts(x, chosen, weights).to(x.dtype)
         return out if self.shared is None else out + self.shared(x)
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from colloid.engines.contract import SamplingParams
 from colloid.engines.embedded.pages import Page
 
@@ -41,6 +43,16 @@ class Prefix:
     pages: list[Page] = field(default_factory=list)
     is_ready: bool = False
     next_logits: Any = None
+    experts: list[np.ndarray] = field(default_factory=list)  # chosen for its tokens, chunk by chunk, where recorded
+
+
+@dataclass(eq=False)
+class PromptLogProbs:
+    """Those that a sample wants of its prompt: an entry for each token from `start` on, the first one None."""
+
+    start: int
+    temperature: float
+    values: list[float | None]
 
 
 @dataclass(eq=False)
@@ -59,6 +71,8 @@ class Sequence:
     generator: random.Random
     on_update: Callable[["Sequence"], None]
     stream: bool = False
+    prompt_log_probs: PromptLogProbs | None = None
+    return_routed_experts: bool = False
     output_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     version_starts: list[tuple[str, int]] = field(default_factory=list)
@@ -68,12 +82,21 @@ class Sequence:
     pages: list[Page] = field(default_factory=list)
     reserved_pages: int = 0
     num_computed: int = 0  # positions in the cache
+    experts: list[np.ndarray] = field(default_factory=list)  # int16 [tokens, layers, chosen], in the order of positions
 
     def append(self, token: int, log_prob: float, weight_version: str) -> None:
         if not self.version_starts or self.version_starts[-1][0] != weight_version:
             self.version_starts.append((weight_version, len(self.output_ids)))
         self.output_ids.append(token)
         self.log_probs.append(log_prob)
+
+    def routed_experts(self) -> np.ndarray | None:
+        """int32 [prompt and output tokens - 1, layers, chosen]: the experts of every token that was read. 0 in
+        layers without any; None where they are not known.
+        """
+        count = len(self.prompt_ids) + len(self.output_ids) - 1
+        rows = np.concatenate(self.experts) if self.experts else ()
+        return rows[:count].astype(np.int32) if len(rows) >= count else None
 
     def version_spans(self, length: int) -> list[dict[str, Any]]:
         """Spans [start, end) of the first `length` output tokens by the version of the weights that drew them."""

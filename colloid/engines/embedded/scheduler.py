@@ -17,6 +17,9 @@ from colloid.engines.contract import BadRequest
 from colloid.engines.embedded.pages import PageTable
 from colloid.engines.embedded.request import FinishReason, Prefix, Sequence
 
+_OWN = b"\xff" * 8
+"""Begins the key of a prompt that is not shared; no prompt begins with the token id -1."""
+
 
 @dataclass(eq=False)
 class Prefill:
@@ -152,7 +155,8 @@ class Scheduler:
     def _reserve(self, sequence: Sequence) -> bool:
         """Joins or makes the prefix of a waiting sample, if its pages are to be had."""
         token_ids = sequence.prompt_ids + tuple(sequence.output_ids)
-        key = array("q", token_ids).tobytes()
+        is_own = sequence.prompt_log_probs is not None
+        key = _OWN + sequence.rid.encode() if is_own else array("q", token_ids).tobytes()
         prefix = self._prefixes.get(key)
         total = self._pages_for(len(sequence.prompt_ids) + sequence.max_new_tokens)
         full = len(token_ids) // self.page_size

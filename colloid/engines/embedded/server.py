@@ -6,6 +6,7 @@ away takes its samples with it.
 """
 
 import asyncio
+import base64
 import hmac
 import time
 import uuid
@@ -170,8 +171,13 @@ class EngineServer:
         ids = sequence.output_ids[:length]
         if with_log_probs:
             pairs = zip(sequence.log_probs[:length], ids, strict=True)
-            meta["input_token_logprobs"] = []
+            meta["input_token_logprobs"] = _prompt_entries(sequence)
+            if sequence.prompt_log_probs is not None:
+                meta["input_logprob_temperature"] = sequence.prompt_log_probs.temperature
             meta["output_token_logprobs"] = [[log_prob, token, None] for log_prob, token in pairs]
+        if sequence.return_routed_experts and reason:
+            experts = sequence.routed_experts()
+            meta["routed_experts"] = None if experts is None else base64.b64encode(experts.tobytes()).decode()
         return {"text": self.text.decode(sequence, length), "output_ids": ids, "meta_info": meta}
 
     # ---- every request
@@ -190,6 +196,15 @@ class EngineServer:
             return error_response(400, str(error))
         except web.HTTPException as error:
             return error_response(error.status, error.text or error.reason)
+
+
+def _prompt_entries(sequence: Sequence) -> list[list]:
+    """`[log-prob, token id, None]` of each prompt token that they were asked for."""
+    wanted = sequence.prompt_log_probs
+    if wanted is None:
+        return []
+    pairs = zip(wanted.values, sequence.prompt_ids[wanted.start :], strict=True)
+    return [[value, token, None] for value, token in pairs]
 
 
 async def read_json(request: web.Request) -> Any:

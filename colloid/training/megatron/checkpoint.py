@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from colloid.checkpoints import CHECKSUMS_FILE
 from colloid.errors import CheckpointError, ConfigError
-from colloid.training.megatron import random_states
+from colloid.training.megatron import parallel, random_states
 from colloid.training.megatron.checkpoint_files import check_files
-from colloid.training.megatron.checkpoint_fit import check_fit
+from colloid.training.megatron.checkpoint_fit import check_fit, check_optimizer_fit
 from colloid.training.megatron.checkpoint_write import CheckpointWriter, last_line
 from colloid.training.megatron.model import unwrap
 from colloid.training.megatron.parallel import Layout
@@ -160,6 +160,8 @@ def _load_state(
     model = _sharded_state(chunks, None, is_loading=True)
     check_fit(directory, model, unwrap(chunks[0]).true_vocab_size)
     sharded = _sharded_state(chunks, optimizer, is_loading=True)
+    if optimizer is not None:
+        check_optimizer_fit(directory, sharded["optimizer"])
     try:
         loaded = dist_checkpointing.load(sharded, str(directory))
     except (CheckpointingException, CheckpointException, RuntimeError, KeyError) as error:
@@ -190,7 +192,15 @@ def _sharded_state(
         _model_key(row, chunks): unwrap(chunk).sharded_state_dict(metadata=metadata) for row, chunk in enumerate(chunks)
     }
     if optimizer is not None:
-        held = optimizer.sharded_state_dict(state, is_loading=is_loading, metadata=metadata)
+        described = state
+        if _is_partly_frozen(chunks):
+            # A tensor of all layers, or of all experts, would have holes.
+            singly = metadata | {"non_homogeneous_layers": True, "singleton_local_shards": True}
+            described = {
+                _model_key(row, chunks): unwrap(chunk).sharded_state_dict(metadata=singly)
+                for row, chunk in enumerate(chunks)
+            }
+        held = optimizer.sharded_state_dict(described, is_loading=is_loading, metadata=metadata)
         if steps is not None:
             steps.extend(int(group.get("step", 0)) for group in _groups(held))
         state["optimizer"] = dict_list_map_inplace(_only_sharded, held)
@@ -200,9 +210,14 @@ def _sharded_state(
 def _has_stepped(optimizer: MegatronOptimizer) -> bool:
     """Whether any rank has state of it. Collective: a rank may hold no parameter."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    flags: list[bool] = [False] * dist.get_world_size()
-    dist.all_gather_object(flags, any(bool(part.optimizer.state) for part in parts if part.optimizer is not None))
-    return any(flags)
+    mine = any(bool(part.optimizer.state) for part in parts if part.optimizer is not None)
+    return any(parallel.gather_objects(mine))
+
+
+def _is_partly_frozen(chunks: list[DistributedDataParallel]) -> bool:
+    """Whether any rank has a parameter that is not trained. Collective."""
+    mine = any(not parameter.requires_grad for chunk in chunks for parameter in chunk.parameters())
+    return any(parallel.gather_objects(mine))
 
 
 def _only_sharded(value: Any) -> Any:

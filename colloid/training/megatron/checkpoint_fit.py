@@ -50,6 +50,27 @@ def check_fit(directory: Path, model_state: dict[str, Any], vocab_size: int) -> 
         raise ConfigError(f"the checkpoint {directory} does not fit the config: {some(problems, '; ')}")
 
 
+def check_optimizer_fit(directory: Path, optimizer_state: dict[str, Any]) -> None:
+    """Compares the tensors of the checkpoint's optimizer with this one's. Collective.
+
+    Args:
+        optimizer_state: sharded state dict of this rank's part of the optimizer.
+
+    Raises:
+        ConfigError: lists the first that only one of them has. The same on all ranks.
+    """
+    stored = {key for key in dist_checkpointing.load_tensors_metadata(str(directory)) if key.startswith(OPTIMIZER)}
+    everyones: list[set[str]] = [set() for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyones, set(_tensors(optimizer_state)))
+    different = sorted(set().union(*everyones) ^ stored)
+    if different:
+        raise ConfigError(
+            f"the optimizer of the checkpoint {directory} is of another kind than this run's, or trained other "
+            f"parameters; only one of the two has {some(different)}: give --optimizer, --only-train-params-name-list "
+            "and --freeze-params-name-list as they were, or start the optimizer anew with --no-load-optim"
+        )
+
+
 def _tensors(state: dict[str, Any]) -> dict[str, tuple[tuple[int, ...], bool]]:
     """Name -> (shape of the whole tensor, whether its first dimension is padded by layout)."""
     found = {}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.models.gpt import GPTModel
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
@@ -21,8 +22,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from colloid.config.megatron import ddp_fields
+from colloid.errors import HookError
+from colloid.hooks import load_hook
+from colloid.training.megatron import parallel
 from colloid.training.megatron.config import transformer_config
-from colloid.training.megatron.freezing import freeze
+from colloid.training.megatron.freezing import freeze, keep_graph
 from colloid.training.megatron.layers import block_spec
 from colloid.training.megatron.moe import expert_biases, expert_layers, first_expert, keep_bias_precise
 from colloid.training.rope import scaled_frequencies
@@ -68,12 +72,21 @@ class PolicyModel(GPTModel):
 
 
 class ValueModel(PolicyModel):
-    """The same with a value head [1, H], of zeros at the start, in place of the projection onto the vocabulary."""
+    """The same whose last stage has a value head [1, H], of zeros at the start, in place of the projection onto the
+    vocabulary. Tensor-parallel ranks hold the head whole, and compute it on the same hidden states.
+    """
 
     def __init__(self, config: TransformerConfig, *args: Any, **options: Any):
         super().__init__(config, *args, **options)
-        self.value_head = torch.nn.Linear(config.hidden_size, 1, bias=False, dtype=config.params_dtype)
-        torch.nn.init.zeros_(self.value_head.weight)
+        if self.post_process:
+            self.output_layer = None
+            self.value_head = torch.nn.Linear(config.hidden_size, 1, bias=False, dtype=config.params_dtype)
+            torch.nn.init.zeros_(self.value_head.weight)
+
+    def sharded_state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Megatron's description of this rank's part."""
+        # GPTModel's and LanguageModule's add what concerns the projection, and take it to be there.
+        return super(LanguageModule, self).sharded_state_dict(*args, **options)
 
 
 def padded_vocab_size(vocab_size: int, multiple: int, tensor_parallel_size: int) -> int:
@@ -117,7 +130,7 @@ def build_model(args: Any, kind: type[PolicyModel] = PolicyModel) -> list[Distri
     models = build_weights(args, config, kind)
     if args.only_train_params_name_list or args.freeze_params_name_list:
         # Before DDP, which makes gradients of what is trained, and the optimizer, which has states of it.
-        freeze(named_parameters(models), name_map(args), args.only_train_params_name_list, args.freeze_params_name_list)
+        freeze_by_options(args, models, kind)
     chunks = [
         DistributedDataParallel(config, ddp, model, disable_bucketing=row > 0) for row, model in enumerate(models)
     ]
@@ -126,6 +139,27 @@ def build_model(args: Any, kind: type[PolicyModel] = PolicyModel) -> list[Distri
         no_sync = [chunk.no_sync for chunk in chunks]
         config.no_sync_func = no_sync if len(chunks) > 1 else no_sync[0]
     return chunks
+
+
+def freeze_by_options(args: Any, models: Sequence[torch.nn.Module], kind: type[PolicyModel]) -> None:
+    """Takes `requires_grad` from what is not trained. Of a critic, patterns mean what it has in common with the policy:
+    the value head is trained always. Collective over all ranks.
+
+    Raises:
+        ConfigError: see `freeze`. The same on all ranks.
+    """
+    freeze(
+        without_value_head(named_parameters(models)),
+        name_map(args),
+        args.only_train_params_name_list,
+        args.freeze_params_name_list,
+        over_ranks=parallel.gather_objects,
+        # What is to be found, and left to train, the policy's ranks say.
+        checks=kind is not ValueModel,
+    )
+    for model in map(unwrap, models):
+        if model.config.recompute_granularity:
+            keep_graph(model)
 
 
 def build_weights(args: Any, config: TransformerConfig, kind: type[PolicyModel] = PolicyModel) -> list[torch.nn.Module]:
@@ -172,21 +206,50 @@ def without_value_head(parameters: NamedParameters) -> NamedParameters:
 def _build_chunk(args: Any, config: TransformerConfig, stage: int | None, kind: type[PolicyModel]) -> PolicyModel:
     shape = model_shape(args)
     single = stage is None
-    model = kind(
-        config,
-        block_spec(args, config, stage),
-        vocab_size=shape.padded_vocab_size,
-        max_sequence_length=args.max_position_embeddings or args.seq_length,
-        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage),
-        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=single, vp_stage=stage),
-        # Tied is how Megatron leaves out the projection that a critic has no use for.
-        share_embeddings_and_output_weights=shape.tied or kind is ValueModel,
-        position_embedding_type="rope",
-        rotary_base=args.rotary_base,
-        rotary_percent=args.rotary_percent,
-        vp_stage=stage,
-    )
+    pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=single, vp_stage=stage)
+    post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=single, vp_stage=stage)
+
+    def build() -> PolicyModel:
+        return kind(
+            config,
+            block_spec(args, config, stage),
+            vocab_size=shape.padded_vocab_size,
+            max_sequence_length=args.max_position_embeddings or args.seq_length,
+            pre_process=pre_process,
+            post_process=post_process,
+            # A critic has no projection that could be the embedding.
+            share_embeddings_and_output_weights=shape.tied and kind is not ValueModel,
+            position_embedding_type="rope",
+            rotary_base=args.rotary_base,
+            rotary_percent=args.rotary_percent,
+            vp_stage=stage,
+        )
+
+    if args.custom_model_provider_path and kind is PolicyModel:
+        hook = load_hook(args.custom_model_provider_path, "model_provider")
+        given = {"vp_stage": stage, "args": args, "config": config, "build": build}
+        model = as_policy(hook(pre_process, post_process, **given), hook.name)
+    else:
+        model = build()
     model.true_vocab_size = shape.vocab_size
     if not config.multi_latent_attention:
         model.rotary_pos_emb.inv_freq = scaled_frequencies(model.rotary_pos_emb.inv_freq, args.hf_config)
+    return model
+
+
+def as_policy(model: Any, provider: str) -> PolicyModel:
+    """A model that a user's provider built, with what the trainer needs of it.
+
+    Args:
+        provider: named in errors.
+
+    Raises:
+        HookError: it is no GPTModel.
+    """
+    if isinstance(model, PolicyModel):
+        return model
+    if not isinstance(model, GPTModel):
+        raise HookError(f"{provider} must return Megatron's GPTModel or a subclass, not {type(model).__name__}")
+    # Behind PolicyModel in the order of classes, so that its forward goes on to that of the user's class.
+    model.__class__ = type(f"Policy{type(model).__name__}", (PolicyModel, type(model)), {})
     return model

@@ -23,13 +23,13 @@ def expert_layers(args: Any) -> tuple[bool, ...]:
 
 def keep_bias_precise(model: torch.nn.Module) -> None:
     """The bias that chooses experts is float32 in every checkpoint; the wrapper for bfloat16 casts it."""
-    for _, router in _routers(model):
+    for _, router in routers(model):
         router._maintain_float32_expert_bias()
 
 
 def expert_biases(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """The biases that choose experts, by name: buffers, which nothing trains and every checkpoint holds."""
-    for name, router in _routers(model):
+    for name, router in routers(model):
         if router.expert_bias is not None:
             yield f"{name}.expert_bias", router.expert_bias
 
@@ -40,5 +40,6 @@ def first_expert(config: TransformerConfig) -> int:
     return parallel_state.get_expert_model_parallel_rank() * (config.num_moe_experts or 0) // ranks
 
 
-def _routers(model: torch.nn.Module) -> Iterator[tuple[str, TopKRouter]]:
+def routers(model: torch.nn.Module) -> Iterator[tuple[str, TopKRouter]]:
+    """Those of this rank, by name of the module, in the order of the layers."""
     return ((name, module) for name, module in model.named_modules() if isinstance(module, TopKRouter))

@@ -12,6 +12,7 @@ from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from colloid.config.megatron import optimizer_fields
 from colloid.errors import ConfigError
 from colloid.training.megatron.config import DTYPES
+from colloid.training.megatron.stateless_adam import make_stateless, parts
 
 
 def build_optimizer(args: Any, chunks: list[DistributedDataParallel]) -> MegatronOptimizer:
@@ -30,6 +31,8 @@ def build_optimizer(args: Any, chunks: list[DistributedDataParallel]) -> Megatro
     )
     fields |= {name: DTYPES[value] for name, value in fields.items() if isinstance(value, str) and value in DTYPES}
     optimizer = get_megatron_optimizer(OptimizerConfig(**fields), chunks)
+    if args.use_stateless_adam:
+        make_stateless(optimizer)
     chunks[0].config.grad_scale_func = optimizer.scale_loss
     return optimizer
 
@@ -70,7 +73,7 @@ def build_scheduler(args: Any, optimizer: MegatronOptimizer) -> OptimizerParamSc
 
 def reset_states(optimizer: MegatronOptimizer) -> None:
     """Forgets moments and number of steps, in place; the main parameters of bf16 stay."""
-    for part in getattr(optimizer, "chained_optimizers", [optimizer]):
+    for part in parts(optimizer):
         for group in part.optimizer.param_groups:
             if "step" in group:
                 group["step"] = group["step"] * 0

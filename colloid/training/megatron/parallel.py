@@ -6,6 +6,7 @@ import os
 import random
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 import torch
@@ -125,6 +126,20 @@ def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
         values = values.clone()
         dist.all_reduce(values, group=group)
     return values
+
+
+def gather_objects(mine: Any) -> list[Any]:
+    """What each rank of the world has to say, by rank. Collective."""
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
+def largest(value: int) -> int:
+    """The largest of all ranks' values. Collective."""
+    tensor = torch.tensor(value)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return int(tensor)
 
 
 def sequence_split(sequence_parallel: bool) -> SequenceSplit:

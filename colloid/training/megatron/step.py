@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,19 +25,22 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
+from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import unwrap
 from colloid.training.megatron.parallel import gather_responses, is_last_stage, tensor_parallel_group
+from colloid.training.megatron.routing_replay import RoutedPass
 from colloid.training.micro_batch import MicroBatch
 
 Sums = dict[str, tuple[torch.Tensor, torch.Tensor]]
 """Metric -> (weighted sum, weight): what can be added up over micro-batches and ranks."""
 
 MicroBatchLoss = Callable[[int, MicroBatch, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, Sums]]
-"""(index of the micro-batch in the step, it, log-probs [R] (of a critic, values), entropies [R] or None) -> (its share
-of the loss, sums)."""
+"""(index of the micro-batch in the step, it, log-probs [R], entropies [R] or None) -> (its share of the loss, sums).
+Of a critic values [R], of a `LogitsHead` logits [R, V] take the place of log-probs."""
 
 
 class NonFiniteError(ColloidError, FloatingPointError):
@@ -78,38 +82,66 @@ class ValueHead:
     """How hidden states become a critic's values; takes the place of `Head`."""
 
     def __call__(
-        self, model: torch.nn.Module, _micro_batch: MicroBatch, hidden: torch.Tensor, _with_entropy: bool
+        self, model: torch.nn.Module, micro_batch: MicroBatch, hidden: torch.Tensor, _with_entropy: bool
     ) -> tuple[torch.Tensor, None]:
-        """Hidden states [R, H] -> float32 values [R] of the responses. No temperature enters."""
-        return (hidden.float() @ unwrap(model).value_head.weight[0].float()), None
+        """Hidden states [R', H] -> float32 values [R] of the responses. No temperature enters."""
+        values = hidden.float() @ unwrap(model).value_head.weight[0].float()
+        if micro_batch.response_rows is None:
+            return values, None
+        return gather_responses(values[None], micro_batch.response_rows, len(micro_batch.loss_mask))[0], None
 
 
 @torch.no_grad()
 def compute_log_probs(
-    chunks: list[DistributedDataParallel], micro_batches: Sequence[MicroBatch], head: Head | ValueHead
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    head: Head | ValueHead,
+    routed: RoutedPass | None = None,
 ) -> list[torch.Tensor]:
     """Log-probs [R] (of a `ValueHead`, values) of each micro-batch under the current weights; on the last pipeline
-    stage (elsewhere empty).
+    stage (elsewhere empty). `routed`: where experts are noted or replayed.
     """
 
     def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
         return head(model, micro_batch, hidden, False)[0]
 
-    return _run(chunks, micro_batches, collect, forward_only=True)
+    return _run(chunks, micro_batches, collect, forward_only=True, routed=routed)
+
+
+@torch.no_grad()
+def compute_log_probs_and_entropies(
+    chunks: list[DistributedDataParallel],
+    micro_batches: Sequence[MicroBatch],
+    head: Head,
+    routed: RoutedPass | None = None,
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """As `compute_log_probs`, with the entropies [R]."""
+
+    def collect(model: torch.nn.Module, _index: int, micro_batch: MicroBatch, hidden: torch.Tensor, **_: Any) -> Any:
+        return head(model, micro_batch, hidden, True)
+
+    pairs = _run(chunks, micro_batches, collect, forward_only=True, routed=routed)
+    return [log_probs for log_probs, _ in pairs], [entropies for _, entropies in pairs]
 
 
 def forward_backward(
     chunks: list[DistributedDataParallel],
     optimizer: MegatronOptimizer,
     micro_batches: Sequence[MicroBatch],
-    head: Head | ValueHead,
+    head: Head | ValueHead | LogitsHead,
     loss: MicroBatchLoss,
     *,
     with_entropy: bool,
+    recompute_loss: bool = False,
+    routed: RoutedPass | None = None,
 ) -> Sums:
     """Leaves the step's gradient, summed over all ranks, in the main gradients.
 
     Without micro-batches (on all ranks, then) the gradient is zero, and nothing is communicated.
+
+    Args:
+        recompute_loss: keep nothing between hidden states and loss; the backward computes it again.
+        routed: where experts are noted or replayed.
 
     Returns:
         Metrics summed over this rank's micro-batches; empty where this is not the last pipeline stage.
@@ -121,13 +153,17 @@ def forward_backward(
     if not micro_batches:
         return {}
 
-    def share(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
-        log_probs, entropies = head(model, micro_batch, hidden, with_entropy)
-        value, sums = loss(index, micro_batch, log_probs, entropies)
+    def computed(model: torch.nn.Module, index: int, micro_batch: MicroBatch, hidden: torch.Tensor) -> Any:
+        return loss(index, micro_batch, *head(model, micro_batch, hidden, with_entropy))
+
+    def share(*given: Any) -> Any:
+        # To its end: stopping early is an exception thrown through a user's function, or past another rank's gather.
+        with set_checkpoint_early_stop(False):
+            value, sums = checkpoint(computed, *given, use_reentrant=False) if recompute_loss else computed(*given)
         return value, torch.zeros((), dtype=torch.int, device=value.device), sums
 
     total: Sums = {}
-    for sums in _run(chunks, micro_batches, share, forward_only=False):
+    for sums in _run(chunks, micro_batches, share, forward_only=False, routed=routed):
         for name, (value, weight) in sums.items():
             before = total.get(name, (0.0, 0.0))
             total[name] = (before[0] + value.detach(), before[1] + weight)
@@ -187,6 +223,7 @@ def _run(
     finish: Callable[..., Any],
     *,
     forward_only: bool,
+    routed: RoutedPass | None = None,
 ) -> list[Any]:
     """Megatron's schedule. `finish(model, index, micro_batch, hidden)` runs on the last stage; returns its results."""
 
@@ -200,17 +237,19 @@ def _run(
             max_seqlen_q=micro_batch.max_length,
             max_seqlen_kv=micro_batch.max_length,
         )
-        hidden = model(micro_batch.tokens, micro_batch.position_ids, packed, micro_batch.positions, **precision)
+        with routed.forward_of(micro_batch) if routed else nullcontext():
+            hidden = model(micro_batch.tokens, micro_batch.position_ids, packed, micro_batch.positions, **precision)
         return hidden, lambda output, **flags: finish(model, index, micro_batch, output, **flags)
 
     iterators = [iter(list(enumerate(micro_batches))) for _ in chunks]
-    return get_forward_backward_func()(
-        forward_step_func=step,
-        data_iterator=iterators if len(chunks) > 1 else iterators[0],
-        model=chunks if len(chunks) > 1 else chunks[0],
-        num_microbatches=len(micro_batches),
-        seq_length=max(micro_batch.tokens.shape[1] for micro_batch in micro_batches),
-        micro_batch_size=1,
-        forward_only=forward_only,
-        collect_non_loss_data=forward_only,
-    )
+    with routed or nullcontext():
+        return get_forward_backward_func()(
+            forward_step_func=step,
+            data_iterator=iterators if len(chunks) > 1 else iterators[0],
+            model=chunks if len(chunks) > 1 else chunks[0],
+            num_microbatches=len(micro_batches),
+            seq_length=max(micro_batch.tokens.shape[1] for micro_batch in micro_batches),
+            micro_batch_size=1,
+            forward_only=forward_only,
+            collect_non_loss_data=forward_only,
+        )
