@@ -70,11 +70,16 @@ class RolloutActor:
         await self._manager.start(self._fleet.router_url, [address.url for address in addresses], api_key)
         return EngineAccess(addresses, api_key, self._fleet.pids)
 
-    async def generate(self, rollout_id: int, weight_version: int) -> RolloutHandle:
-        """One rollout; its data stays in the object store, one object a data-parallel rank."""
+    async def generate(self, rollout_id: int, weight_version: int, trained: int) -> RolloutHandle:
+        """One rollout; its data stays in the object store, one object a data-parallel rank.
+
+        Args:
+            weight_version: the one that the engines hold when the rollout is trained.
+            trained: the last rollout that has been trained.
+        """
         import ray
 
-        result = await self._manager.generate(rollout_id, weight_version)
+        result = await self._manager.generate(rollout_id, weight_version, trained)
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
 
@@ -89,6 +94,14 @@ class RolloutActor:
     def load(self, directory: str, rollout_id: int) -> None:
         """The inverse of `save`."""
         self._manager.load(directory, rollout_id)
+
+    async def hold_requests(self, drain: bool) -> None:
+        """No request is sent until `release_requests`; with `drain`, returns when those that run have ended."""
+        await self._manager.hold_requests(drain=drain)
+
+    async def release_requests(self, weight_version: int) -> None:
+        """The engines hold `weight_version`; requests are sent again."""
+        self._manager.release_requests(weight_version)
 
     def check_engines(self) -> None:
         """Raises where an engine or the router has ended."""

@@ -21,6 +21,7 @@ from colloid.rollout.grading import Grader
 from colloid.rollout.group_hooks import load_sample_hooks
 from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
+from colloid.rollout.staleness import Versions
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class RolloutContext:
     tokenizer: Any
     grader: Grader
     eval_sets: list[EvalSet] = field(default_factory=list)
+    versions: Versions = field(default_factory=Versions)
     end_ids: list[int] = field(default_factory=list)
     """Tokens that end generation, as the model's directory says."""
 

@@ -15,7 +15,7 @@ from colloid.data.prompts import load_prompts
 from colloid.data.rows import PromptDataset
 from colloid.data.source import RolloutDataSource, RolloutDataSourceWithBuffer
 from colloid.data.stream import PromptStream
-from colloid.errors import ConfigError, DataError
+from colloid.errors import ConfigError
 from colloid.rewards.registry import get_reward
 from colloid.rollout.context import EvalSet
 from colloid.rollout.evaluate import check_eval_names

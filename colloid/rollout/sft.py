@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from colloid.data.opening import conversation_format
 from colloid.data.prompts import load_tokenizer
 from colloid.data.sample import Sample, Status
 from colloid.data.sft import end_token_ids, tokenised
-from colloid.data.opening import conversation_format
 from colloid.rollout.generate import generate_rollout as generate
 from colloid.rollout.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
 
