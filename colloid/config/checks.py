@@ -107,6 +107,8 @@ def _data(args: Args) -> str | None:
         return f"--prompt-data-weights has {len(weights)} values for {len(files)} files of --prompt-data; give one each"
     if weights is not None and min(weights) == 0:
         return "--prompt-data-weights: a file of weight 0 is never read; leave it out of --prompt-data"
+    if "streaming_window" in args.given and not args.streaming_data:
+        return f"--streaming-window {args.streaming_window} needs --streaming-data: else all are shuffled together"
     if args.num_data_workers > 64:
         return f"--num-data-workers {args.num_data_workers}: at most 64 are of use; take about the number of free cores"
     return None

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import count, takewhile
 
 from colloid.config.args import Args
+from colloid.config.tables import tables
 from colloid.errors import ConfigError
 
 Rule = Callable[[Args], "str | None"]
@@ -23,9 +24,14 @@ def rollout_file(path: str, rollout_id: int) -> str:
 def resolve_debug(args: Args) -> None:
     """Saved rollouts leave nothing to generate; where their number was not given, it is that of the files.
 
+    `--dump-details` names the files that were not named.
+
     Raises:
         ConfigError: a path cannot be filled in, or there is no file.
     """
+    if args.load_debug_rollout_data is not None:
+        args.debug_train_only = True
+    _resolve_details(args)
     for option in ("load", "save"):
         path = getattr(args, f"{option}_debug_rollout_data")
         if path is not None:
@@ -33,12 +39,27 @@ def resolve_debug(args: Args) -> None:
     path = args.load_debug_rollout_data
     if path is None:
         return
-    args.debug_train_only = True
     if args.num_rollout is None:
         numbered = takewhile(lambda rollout_id: os.path.isfile(rollout_file(path, rollout_id)), count())
         args.num_rollout = sum(1 for _ in numbered) if _names_rollout(path) else 1
         if not args.num_rollout:
             raise ConfigError(_missing(path, 0))
+
+
+def _resolve_details(args: Args) -> None:
+    directory = args.dump_details
+    if directory is None:
+        return
+    root = directory.replace("{", "{{").replace("}", "}}")
+    if args.save_debug_rollout_data is None and not args.debug_train_only:
+        args.save_debug_rollout_data = f"{root}/rollout_data/{FIELD}.jsonl"
+    train_data = f"{root}/train_data/{FIELD}_{{rank}}.pt"
+    if args.save_debug_train_data is None and not args.debug_rollout_only and _is_built("save_debug_train_data"):
+        args.save_debug_train_data = train_data
+
+
+def _is_built(dest: str) -> bool:
+    return tables().by_dest[dest][0].built is None
 
 
 def _check_fields(option: str, path: str) -> None:
@@ -103,6 +124,8 @@ RUN_RULES: tuple[Rule, ...] = (_files,)
 def warnings(args: Args) -> list[str]:
     """Options that the missing part would have used."""
     found = []
+    if args.dump_details is not None and args.save_debug_rollout_data is None and args.save_debug_train_data is None:
+        found.append(f"--dump-details {args.dump_details} has no effect: nothing is generated")
     if args.debug_train_only:
         found += _unused(
             args, "--debug-train-only: there are no engines", ("eval_interval", "check_weight_update_equal")

@@ -119,12 +119,14 @@ class Sample:
         self.loss_mask, self.rollout_log_probs, self.weight_versions = None, None, []
         self.status = Status.PENDING
 
-    def get_reward_value(self, key: str | None = None) -> float:
-        """The reward as a number; `key` picks one of a dict reward, None: `score`, where it has that.
+    def get_reward_value(self, key: Any = None) -> float:
+        """The reward as a number; `key` picks one of a dict reward, None: `score`, where it has that. The run's options
+        may be given in its place: then it is `--reward-key`.
 
         Raises:
             ValueError: there is no reward, or it is a dict and `key` names none of its entries.
         """
+        key = key if key is None or isinstance(key, str) else key.reward_key
         if isinstance(self.reward, dict):
             key = reward_entry(self.reward, key)
             if key not in self.reward:

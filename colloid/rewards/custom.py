@@ -124,8 +124,11 @@ def _comparable(value: Any) -> str:
 @functools.lru_cache(maxsize=16)
 def _load(path: str) -> Any:
     """The user's function (a `Hook`) or class."""
+    from colloid import slime_imports
     from colloid.hooks import load_hook_or_class
 
+    if getattr(SHARED.get("args"), "slime_imports", False):
+        slime_imports.install()
     return load_hook_or_class(path, "custom_rm")
 
 

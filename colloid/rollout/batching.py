@@ -13,11 +13,13 @@ from colloid.algorithms.estimators import Credit, get_estimator
 from colloid.algorithms.rewards import shape_rewards
 from colloid.config.layout import data_parallel_size
 from colloid.data.batch import RankBatch, RolloutBatch
-from colloid.data.columns import group_ids, reward_values, to_columns, voting_samples
+from colloid.data.columns import group_ids, reward_values, rollout_ids_of, to_columns, voting_samples
 from colloid.data.sample import Sample
 from colloid.data.schedule import Bounds, build_rank_batches
 from colloid.errors import DataError
+from colloid.rollout.convert import converted_batch
 from colloid.rollout.costs import sequence_costs
+from colloid.rollout.post_process import post_processed
 
 NUM_EXAMPLES = 4
 
@@ -52,7 +54,45 @@ def schedule(args: Any, batch: RolloutBatch) -> list[RankBatch]:
 
 
 def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
-    """The samples as columns, their rewards shaped by the estimator's baseline."""
+    """The samples as columns, their rewards shaped by the estimator's baseline.
+
+    With `--custom-convert-samples-to-train-data-path`: the columns that the function makes of them.
+    """
+    batch = _converted(args, samples) if args.custom_convert_samples_to_train_data_path else _columns(args, samples)
+    if args.use_rollout_logprobs:
+        _check_rollout_log_probs(batch)
+    return batch
+
+
+def _converted(args: Any, samples: list[Sample]) -> RolloutBatch:
+    from colloid.hooks import bind, load_hook
+
+    path = args.custom_convert_samples_to_train_data_path
+    return converted_batch(
+        bind(load_hook(path, "custom_convert_samples"), args),
+        f"--custom-convert-samples-to-train-data-path {path}",
+        samples,
+        num_steps=args.num_steps_per_rollout,
+        per_token_loss=bool(args.calculate_per_token_loss),
+    )
+
+
+def _columns(args: Any, samples: list[Sample]) -> RolloutBatch:
+    raw, shaped = shaped_rewards(args, samples)
+    return to_columns(
+        samples,
+        raw_rewards=raw,
+        rewards=shaped,
+        num_steps=args.num_steps_per_rollout,
+        per_token_loss=bool(args.calculate_per_token_loss),
+    )
+
+
+def shaped_rewards(args: Any, samples: list[Sample]) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [B] twice: rewards as they were given, and as the estimator's baseline (or the user's function) shapes
+    them."""
+    if args.custom_reward_post_process_path and rewarded(args):
+        return post_processed(args, samples)
     raw = reward_values(samples, args.reward_key) if rewarded(args) else np.zeros(len(samples))
     shaped = shape_rewards(
         torch.from_numpy(raw),
@@ -61,17 +101,9 @@ def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
         valid=torch.from_numpy(voting_samples(samples)),
         std_normalization=args.grpo_std_normalization,
         normalize=args.rewards_normalization,
+        rollout_ids=torch.from_numpy(rollout_ids_of(samples)),
     )
-    batch = to_columns(
-        samples,
-        raw_rewards=raw,
-        rewards=shaped.numpy(),
-        num_steps=args.num_steps_per_rollout,
-        per_token_loss=bool(args.calculate_per_token_loss),
-    )
-    if args.use_rollout_logprobs:
-        _check_rollout_log_probs(batch)
-    return batch
+    return raw, shaped.numpy()
 
 
 def rewarded(args: Any) -> bool:

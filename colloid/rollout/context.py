@@ -5,6 +5,7 @@ The manager sets the context for the tasks of its rollouts; outside of a rollout
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import inspect
 from collections.abc import Iterator
@@ -41,9 +42,11 @@ class RolloutContext:
     tokenizer: Any
     grader: Grader
     eval_sets: list[EvalSet] = field(default_factory=list)
-    versions: Versions = field(default_factory=Versions)
     end_ids: list[int] = field(default_factory=list)
     """Tokens that end generation, as the model's directory says."""
+    loop: asyncio.AbstractEventLoop | None = None
+    """In which the client works."""
+    versions: Versions = field(default_factory=Versions)
 
     def runner(
         self,

@@ -17,13 +17,16 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+from colloid import slime_imports
 from colloid.config.debug import rollout_file
 from colloid.config.sft import serves
 from colloid.data.groups import Group, flatten
 from colloid.data.mixture import Mixture
 from colloid.data.prompts import load_tokenizer
 from colloid.data.rows import PromptDataset
+from colloid.data.sample import Sample
 from colloid.data.sft import end_token_ids
 from colloid.data.stream import PromptStream
 from colloid.errors import CheckpointError, HookError
@@ -59,6 +62,8 @@ class RolloutManager:
 
     def __init__(self, args: Any):
         self._args = args
+        if args.slime_imports:
+            slime_imports.install()
         self._tokenizer = load_tokenizer(args.hf_checkpoint)
         self._source = make_data_source(args)
         self._eval_sets = load_eval_sets(args, self._tokenizer)
@@ -81,12 +86,16 @@ class RolloutManager:
 
     async def start(self, router_url: str, engine_urls: list[str], api_key: str | None = None) -> None:
         """Connects to the engines, which serve already."""
+        # Where hooks that send requests by themselves find the router.
+        router = urlsplit(router_url)
+        self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
         client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
         grader = Grader(**self._grader_options)
         end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
+        loop = asyncio.get_running_loop()
         self._context = RolloutContext(
-            self._args, client, self._tokenizer, grader, self._eval_sets, self._versions, end_ids
+            *(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids, loop), versions=self._versions
         )
 
     async def generate(
@@ -119,9 +128,8 @@ class RolloutManager:
         batch = await asyncio.to_thread(rollout_batch, self._args, samples)
         if rewarded(self._args) and not self._args.use_opd:
             warn_of_useless_rewards(samples, batch, rollout_id)
-        path = Path(self._args.run_dir, "rollouts", f"{rollout_id:06d}.parquet")
         shaped = batch.rewards.tolist() if batch.num_samples == len(samples) else None  # a hook may make other rows
-        await asyncio.to_thread(write_samples, path, samples, shaped)
+        await self._record(f"{rollout_id:06d}", samples, shaped)
         result = await asyncio.to_thread(rollout_result, self._args, samples, batch)
         self._last_end = time.monotonic()
         metrics = rollout_metrics(
@@ -191,8 +199,7 @@ class RolloutManager:
             )
         for name, values in output.data.items():
             file_name = "".join(character if character.isalnum() else "_" for character in name)
-            path = Path(self._args.run_dir, "rollouts", f"eval_{file_name}_{rollout_id:06d}.parquet")
-            await asyncio.to_thread(write_samples, path, values.get("samples") or [])
+            await self._record(f"eval_{file_name}_{rollout_id:06d}", values.get("samples") or [])
         metrics = {**(output.metrics or {}), **evaluation_metrics(output.data)}
         return {**metrics, "perf/eval_time": time.monotonic() - started}
 
@@ -237,6 +244,11 @@ class RolloutManager:
                 return await function(*args, **kwargs)
             result = await asyncio.to_thread(function, *args, **kwargs)
             return await result if inspect.isawaitable(result) else result
+
+    async def _record(self, name: str, samples: list[Sample], shaped_rewards: list[float] | None = None) -> None:
+        if self._args.save_rollouts:
+            path = Path(self._args.run_dir, "rollouts", f"{name}.parquet")
+            await asyncio.to_thread(write_samples, path, samples, shaped_rewards)
 
     def _dataset(self) -> Any:
         return getattr(self._source, "dataset", None)

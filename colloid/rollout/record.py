@@ -16,9 +16,18 @@ import orjson
 from colloid.data.sample import Sample
 from colloid.errors import DataError
 
+_NUMBERS = (
+    *("index", "group_index", "prompt_length", "response_length"),
+    *("oldest_weight_version", "newest_weight_version"),
+)
+_REWARDS = ("reward", "shaped_reward")
+
 
 def write_samples(path: str | Path, samples: list[Sample], shaped_rewards: list[float] | None = None) -> None:
-    """Writes one row a sample, whole or not at all."""
+    """Writes one row a sample, whole or not at all. All files of a run have the same columns and types.
+
+    Where a reward is neither a number nor None, the column holds all of them as JSON texts.
+    """
     import pyarrow
     import pyarrow.parquet
 
@@ -40,10 +49,14 @@ def write_samples(path: str | Path, samples: list[Sample], shaped_rewards: list[
         columns["reward"] = [None if sample.reward is None else float(sample.reward) for sample in samples]
     if shaped_rewards is not None:
         columns["shaped_reward"] = shaped_rewards
+    types = {name: pyarrow.int64() for name in _NUMBERS} | {name: pyarrow.float64() for name in _REWARDS}
+    if any(isinstance(reward, str) for reward in columns["reward"]):
+        types["reward"] = pyarrow.string()
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.string())) for name in columns])
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
-    pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd")
+    pyarrow.parquet.write_table(pyarrow.table(columns, schema=schema), temporary, compression="zstd")
     os.replace(temporary, path)
 
 

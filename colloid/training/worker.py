@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from colloid import slime_imports
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress
 from colloid.observe.logs import setup_logging
@@ -23,6 +24,8 @@ class TrainWorker:
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         setup_logging(args.run_dir, f"trainer.{rank}")
+        if args.slime_imports:
+            slime_imports.install()
         from colloid.training.actor import Actor  # imports torch and Megatron-Core: seconds, and only here
 
         self._args = args

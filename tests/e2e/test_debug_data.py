@@ -1,7 +1,9 @@
-"""Rollouts saved by a run without a trainer, then trained without engines: on one rank, and on four."""
+"""Rollouts of streamed prompts, saved by a run without a trainer; then trained without engines, on 1 and 4 ranks."""
 
 import json
 
+import pyarrow.json
+import pyarrow.parquet
 import pytest
 
 from tests.e2e.running import metrics_of, run_training, tiny_arguments, write_sums
@@ -20,13 +22,19 @@ def saved(tmp_path_factory, tiny_model_dir):
     """A directory with `0.jsonl` and `1.jsonl`, the model's directory, and the run that generated them."""
     directory = tmp_path_factory.mktemp("generated")
     model, data = tiny_model_dir("qwen3"), write_sums(directory / "data.jsonl", 8)
+    data.write_text(data.read_text() + '{"prompt": 3}\n')
+    more = pyarrow.json.read_json(write_sums(directory / "more.jsonl", 18))
+    pyarrow.parquet.write_table(more, directory / "more.parquet")
+    arguments = tiny_arguments(model, data)
+    arguments.insert(4, directory / "more.parquet@[-9:]")
     ended = run_training(
         directory,
-        *(*tiny_arguments(model, data), *OPTIONS, "--debug-rollout-only"),
-        *("--save-debug-rollout-data", directory / "saved/{rollout_id}.jsonl", "--run-name", "run"),
+        *(*arguments, *OPTIONS, "--debug-rollout-only"),
+        *("--streaming-data", "--num-data-workers", 1, "--skip-bad-rows", "--prompt-data-weights", 1, 1),
+        *("--dump-details", directory / "details", "--run-name", "run"),
     )
     assert ended.code == 0, ended.output
-    return directory / "saved", model, directory / "outputs/run"
+    return directory / "details/rollout_data", model, directory / "outputs/run"
 
 
 def _train(directory, saved, *arguments):
@@ -57,6 +65,14 @@ def test_without_a_trainer_rollouts_are_generated_and_saved_whole(saved):
     assert [line["step"] for line in metrics] == [0, 1]
     assert metrics[1]["rollout/raw_reward"] == pytest.approx(sum(s["reward"] for s in samples) / 16)
     assert not any(name.startswith("train/") for line in metrics for name in line)
+
+
+def test_prompts_were_streamed_from_both_files_and_the_bad_row_is_named(saved):
+    files, _, run = saved
+    prompts = {json.loads(line)["prompt"] for file in files.iterdir() for line in file.read_text().splitlines()}
+    assert len(prompts) == 8 and {prompt[-4:] for prompt in prompts} == {"+ 1?", "+ 2?"}
+    assert all("data/num_bad_rows" in line and line["data/epoch"] == 0 for line in metrics_of(run))
+    assert "data.jsonl:9: 'prompt' must be a text" in (run / "log.txt").read_text()
 
 
 def test_without_engines_saved_rollouts_are_trained(saved, on_one_rank):

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from colloid import DynamicFilterOutput, RolloutDataSource, RolloutDataSourceWithBuffer, Sample
 from colloid.data.prompts import PromptDataset, PromptRow
-from colloid.data.source import is_finished
+from colloid.data.groups import is_finished
 from colloid.errors import DataError, EngineError, HookError
-from colloid.rollout.generate import GroupCollector, mark_consumed
+from colloid.rollout.generate import GroupCollector
 from colloid.rollout.options import RolloutOptions
+from colloid.rollout.source_calls import mark_consumed
 
 STATUS = Sample.Status
 
@@ -29,6 +30,7 @@ class FakeRunner:
         self.scope = scope
         self.random = random.Random(seed)
         self.fail_with: Exception | None = None
+        self.restarted = 0
 
     async def run(self, group):
         if is_finished(group):
@@ -138,11 +140,11 @@ def test_without_a_buffer_surplus_is_gone_but_no_prompt_is_handed_out_twice():
         groups, counts = collect(source, seed, over=9)
         seen += [group[0].group_index for group in groups]
         mark_consumed(source, groups)
-        assert counts.carried > 0
+        assert counts.discarded > 0 and counts.carried == 0
     assert len(set(seen)) == len(seen) and not source.state_dict()["in_flight"]
 
 
-@pytest.mark.parametrize("wrong", [lambda n: [], lambda n: [Sample()] * n, lambda n: [[]] * n])
+@pytest.mark.parametrize("wrong", [lambda n: [], lambda n: ["prompt"] * n, lambda n: [[]] * n])
 def test_a_source_that_returns_no_groups_is_named(wrong):
     source = make_source()
     source.get_samples = wrong

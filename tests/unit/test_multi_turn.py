@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import math
+import sys
 
 import numpy as np
 import pytest
+import torch
 
+from colloid.algorithms.rewards import shape_rewards
 from colloid.config import parse
 from colloid.errors import HookError
 from colloid.rollout.manager import RolloutManager
@@ -58,7 +63,8 @@ def run(tiny_model_dir, tmp_path):
     """`run(function, engine, *flags)` -> the columns of a rollout of 2 prompts with 2 samples, and its metrics."""
 
     def make(function, engine, *flags, prompt=None):
-        (tmp_path / "custom_generate.py").write_text(function)
+        path = tmp_path / f"custom_generate_{len(list(tmp_path.glob('*.py')))}.py"  # a file is imported once
+        path.write_text(function)
         rows = [
             {"prompt": prompt or [{"role": "user", "content": f"What is {i} + 1?"}], "label": str(i + 1)}
             for i in range(4)
@@ -67,7 +73,7 @@ def run(tiny_model_dir, tmp_path):
         args = parse(
             [
                 *("--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(tmp_path / "agent.jsonl")),
-                *("--custom-generate-function-path", str(tmp_path / "custom_generate.py"), "--max-turns", "5"),
+                *("--custom-generate-function-path", str(path), "--max-turns", "5"),
                 *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "1"),
                 *("--rollout-max-response-len", "60", "--outputs-dir", str(tmp_path / "outputs"), *flags),
             ],
@@ -171,7 +177,7 @@ def test_a_function_that_raises_fails_its_group(run, tokenizer, caplog):
         "    for sample in samples:\n", "    for sample in samples:\n        sample.index == 3 and oops\n"
     )
     columns, metrics = run(function, FakeEngine(calls_then_answers(tokenizer)))
-    assert np.isnan(columns.raw_rewards).tolist() == [False, False, True, True]
+    assert set(columns.sample_ids[np.isnan(columns.raw_rewards)].tolist()) == {2, 3}
     assert metrics["rollout/num_failed_samples"] == 2 and "oops" in caplog.text
 
 
@@ -194,15 +200,27 @@ async def generate(args, sample, sampling_params):
 def test_a_function_of_one_sample_may_change_its_history_and_its_parts_weigh_as_one(run, tokenizer):
     engine = FakeEngine(calls_then_answers(tokenizer))
     columns, metrics = run(ONE, engine, "--rm-type", "random")
+    columns = columns.select(np.argsort(columns.sample_ids, kind="stable"))
     assert columns.sample_ids.tolist() == [0, 0, 1, 2, 3]
     parts = columns.sample_ids == 0
     assert set(columns.rollout_ids[parts].tolist()) == {0} and len(set(columns.raw_rewards[parts].tolist())) == 1
     weights = columns.loss_weights * [sum(mask) for _, mask, _ in rows_of(columns)]
     np.testing.assert_allclose([weights[:2].sum(), *weights[2:]], 0.25)
     assert [request["sampling_params"]["max_new_tokens"] for request in engine.requests].count(4) == 4
-    # Two parts of one rollout have one vote: the rewards are shaped as those of two rollouts.
-    raw, shaped = columns.raw_rewards[1:3], columns.rewards[1:3]
-    np.testing.assert_allclose(shaped, (raw - raw.mean()) / raw.std(ddof=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "gspo", "rloo", "reinforce_plus_plus_baseline"])
+def test_the_parts_of_a_rollout_have_one_vote_in_their_group(estimator):
+    def shaped(raw, rollouts, **options):
+        raw, rollouts = torch.tensor(raw, dtype=torch.float64), torch.tensor(rollouts)
+        valid = torch.isfinite(raw)
+        groups = torch.zeros_like(rollouts)
+        return shape_rewards(raw, groups, estimator, valid=valid, rollout_ids=rollouts, **options).tolist()
+
+    one, two, three = shaped([1.0, 0.0, 0.5], [7, 8, 9])
+    assert shaped([1.0, 0.0, 1.0, 0.5, 1.0, math.nan], [7, 8, 7, 9, 7, 7]) == pytest.approx(
+        [one, two, one, three, one, 0]
+    )
 
 
 def test_text_from_elsewhere_is_tokenised_once_and_counted(run, tokenizer):
@@ -222,7 +240,7 @@ async def custom_generate(args, samples, evaluation=False):
 
 def test_a_conversation_ends_where_the_context_does(run, tokenizer):
     function = GROUP.replace("if call is None:", "if not response:")
-    function = function.replace("execute_tool(call)", '"x " * 20')
+    function = function.replace('str(call["a"] + call["b"])', '"x " * 20')
     engine = FakeEngine(calls_then_answers(tokenizer))
     columns, metrics = run(function, engine, "--rollout-max-context-len", "90")
     assert metrics["rollout/truncated_ratio"] == 1.0 and columns.lengths.max() <= 90
@@ -239,6 +257,78 @@ def test_the_number_of_turns_is_logged(run, tokenizer):
     assert (metrics["multi_turn/turns/min"], metrics["multi_turn/turns/max"]) == (1, 2)
     assert metrics["multi_turn/inserted_tokens/mean"] == (columns.loss_mask == 0).sum() / 4
     assert metrics["multi_turn/branches"] == 0
+
+
+SLIME = """
+import asyncio
+
+from slime.rollout.base_types import RolloutFnTrainOutput
+from slime.rollout.filter_hub.base_types import DynamicFilterOutput
+from slime.rollout.sglang_rollout import GenerateState
+from slime.utils.http_utils import post
+from slime.utils.types import Sample
+
+
+def keep(args, samples: list[Sample], **kwargs):
+    return DynamicFilterOutput(keep=max(s.get_reward_value(args) for s in samples) > -1, reason="none")
+
+
+async def generate(args, sample: Sample, sampling_params) -> Sample:
+    state = GenerateState(args)
+    url = f"http://{args.sglang_router_ip}:{args.sglang_router_port}/generate"
+    prompt = state.tokenizer.apply_chat_template(sample.prompt, tokenize=False, add_generation_prompt=True)
+    prompt_ids = state.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    response_ids, loss_mask = [], []
+    for turn in range(2):
+        payload = {"input_ids": prompt_ids + response_ids, "sampling_params": sampling_params, "return_logprob": True}
+        output = await post(url, payload)
+        if output["meta_info"]["finish_reason"]["type"] == "abort":
+            sample.status = Sample.Status.ABORTED
+            return sample
+        ids = [item[1] for item in output["meta_info"]["output_token_logprobs"]]
+        response_ids += ids
+        loss_mask += [1] * len(ids)
+        if turn == 0:
+            note = state.tokenizer("Sure?", add_special_tokens=False)["input_ids"]
+            response_ids += note
+            loss_mask += [0] * len(note)
+    sample.tokens, sample.response_length = prompt_ids + response_ids, len(response_ids)
+    sample.response, sample.loss_mask = state.tokenizer.decode(response_ids), loss_mask
+    sample.status = Sample.Status.COMPLETED
+    return sample
+"""
+
+
+def test_a_file_written_for_slime_runs_as_it_is_where_the_option_is_given(run, tokenizer, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with pytest.raises(HookError, match="No module named 'slime'"):
+        run(SLIME, FakeEngine(calls_then_answers(tokenizer)))
+    engine = FakeEngine(calls_then_answers(tokenizer))
+    columns, metrics = run(SLIME, engine, "--slime-imports", "--rm-type", "random", "--log-multi-turn")
+    assert metrics["multi_turn/turns/mean"] == 2 and len(engine.requests) == 8
+    assert (columns.raw_rewards >= 0).all()
+    import slime.rollout
+
+    from colloid import Sample
+    from colloid.rollout.generate import generate_rollout
+
+    assert slime.utils.types.Sample is Sample
+    assert slime.rollout.sglang_rollout.generate_rollout is generate_rollout
+    with pytest.raises(ImportError, match="--slime-imports has no slime.utils.types.Sampler; .* it has Sample, Sample"):
+        from slime.utils.types import Sampler  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match="slime.ray"):
+        import slime.ray  # noqa: F401
+    for name in [name for name in sys.modules if name.split(".")[0] == "slime"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_every_name_that_files_written_for_slime_import_is_there(monkeypatch):
+    from colloid import slime_imports
+
+    for names in slime_imports.MODULES.values():
+        for target in names.values():
+            module, _, name = target.partition(":")
+            assert callable(getattr(importlib.import_module(module), name))
 
 
 def test_generate_single_outside_of_a_rollout_is_an_error():

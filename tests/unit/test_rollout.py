@@ -380,11 +380,6 @@ def test_one_row_without_a_label_is_named(run_args):
 
 
 def test_forms_of_hooks_that_are_not_built_are_refused(run_args, tmp_path):
-    (tmp_path / "group.py").write_text(
-        "async def custom_generate(args, samples, evaluation=False):\n    return samples\n"
-    )
-    with pytest.raises(ConfigError, match="not supported yet"):
-        RolloutManager(run_args("--custom-generate-function-path", str(tmp_path / "group.py")))
     (tmp_path / "trl.py").write_text("def reward(prompts, responses, **columns):\n    return [1.0]\n")
     with pytest.raises(ConfigError, match="not supported yet"):
         RolloutManager(run_args("--custom-rm-path", str(tmp_path / "trl.py")))

@@ -1,6 +1,6 @@
 """Options of logging, debugging, and services outside the run."""
 
-from colloid.config.option import FLAG, OFF, opt
+from colloid.config.option import FLAG, OFF, SWITCH, opt
 
 LATER = {"built": ()}
 
@@ -39,7 +39,8 @@ DEBUG = (
     opt("--load-debug-rollout-data", "str", None, "Train on rollouts that were saved so."),
     opt("--load-debug-rollout-data-subsample", "float", None, "On this share of their groups.", low=0, high=1),
     opt("--save-debug-train-data", "str", None, "Save what is trained on to this path.", **LATER),
-    opt("--dump-details", "str", None, "Save all of the above there.", **LATER),
+    opt("--dump-details", "str", None, "Directory: save both there, as rollout_data/… and train_data/…."),
+    opt("--save-rollouts", SWITCH, True, "Write the samples of rollouts and evaluations to `rollouts/*.parquet`."),
     opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
     opt("--memory-snapshot-num-steps", "int", None, "Steps of a memory snapshot.", low=1, **LATER),
     opt(

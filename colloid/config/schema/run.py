@@ -30,7 +30,7 @@ RUN = (
     opt("--dry-run", FLAG, None, "Print the resolved options and the plan of processes, and end."),
     opt("--seed", "int", 1234, "Seed of the trainer.", low=0),
     opt("--train-backend", "str", "megatron", "The trainer.", choices=("megatron",)),
-    opt("--slime-imports", FLAG, None, "Hook files may import slime's names.", **LATER),
+    opt("--slime-imports", FLAG, None, "Hook files may import slime's names."),
 )
 
 CLUSTER = (
