@@ -47,6 +47,8 @@ class RolloutContext:
     loop: asyncio.AbstractEventLoop | None = None
     """In which the client works."""
     versions: Versions = field(default_factory=Versions)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends."""
 
     def runner(
         self,

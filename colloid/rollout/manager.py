@@ -231,6 +231,8 @@ class RolloutManager:
         if isinstance(self._dataset(), (PromptStream, Mixture)):
             self._dataset().close()
         if self._context is not None:
+            for kept in self._context.kept.values():
+                await kept.close()
             await self._context.client.close()
             await self._context.grader.close()
             self._context = None

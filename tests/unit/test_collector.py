@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colloid import DynamicFilterOutput, RolloutDataSource, RolloutDataSourceWithBuffer, Sample
-from colloid.data.prompts import PromptDataset, PromptRow
 from colloid.data.groups import is_finished
+from colloid.data.prompts import PromptDataset, PromptRow
 from colloid.errors import DataError, EngineError, HookError
 from colloid.rollout.generate import GroupCollector
 from colloid.rollout.options import RolloutOptions
