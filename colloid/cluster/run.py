@@ -47,6 +47,7 @@ class Run:
         self._critics: list[Any] = []
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
+        self._last_started: int | None = None
 
     def __enter__(self) -> Run:
         try:
@@ -91,7 +92,8 @@ class Run:
         Returns:
             What `wait_for_rollout` takes.
         """
-        return self._rollout.generate.remote(rollout_id, weight_version, trained)
+        after, self._last_started = self._last_started, rollout_id
+        return self._rollout.generate.remote(rollout_id, weight_version, trained, after)
 
     def wait_for_rollout(self, rollout_id: int, reference: Any) -> RolloutHandle:
         """A rollout that was started."""

@@ -70,16 +70,16 @@ class RolloutActor:
         await self._manager.start(self._fleet.router_url, [address.url for address in addresses], api_key)
         return EngineAccess(addresses, api_key, self._fleet.pids)
 
-    async def generate(self, rollout_id: int, weight_version: int, trained: int) -> RolloutHandle:
+    async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
         """One rollout; its data stays in the object store, one object a data-parallel rank.
 
         Args:
-            weight_version: the one that the engines hold when the rollout is trained.
-            trained: the last rollout that has been trained.
+            weight_version, trained, after: see `RolloutManager.generate`. Calls that wait for each other are not
+                always begun in the order in which they were made.
         """
         import ray
 
-        result = await self._manager.generate(rollout_id, weight_version, trained)
+        result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
 

@@ -58,7 +58,12 @@ class LoadedRollouts:
         return 0
 
     async def generate(
-        self, rollout_id: int, weight_version: int | None = None, trained: int | None = None
+        self,
+        rollout_id: int,
+        weight_version: int | None = None,
+        *,
+        trained: int | None = None,
+        after: int | None = None,
     ) -> RolloutResult:
         """The training batches of the rollout's file; the other arguments are not used.
 

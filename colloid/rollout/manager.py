@@ -73,7 +73,8 @@ class RolloutManager:
         self._context: RolloutContext | None = None
         self._versions = Versions(max_staleness=args.max_staleness)
         self._waiting = WaitingRollouts()
-        self._turn = asyncio.Lock()
+        self._turn = asyncio.Condition()
+        self._last_ended: int | None = None
         self._last_end: float | None = None
 
     def dataset_length(self) -> int:
@@ -99,13 +100,19 @@ class RolloutManager:
         )
 
     async def generate(
-        self, rollout_id: int, weight_version: int | None = None, trained: int | None = None
+        self,
+        rollout_id: int,
+        weight_version: int | None = None,
+        *,
+        trained: int | None = None,
+        after: int | None = None,
     ) -> RolloutResult:
         """One rollout's training batches. Several may be asked for at once: they are made one after another.
 
         Args:
             weight_version: the one that the engines hold when this rollout is trained.
             trained: the last rollout that has been trained. None: the one before this.
+            after: the rollout that is made before this one; its call may come later. None: there is none.
 
         Raises:
             HookError: a hook cannot be used, or all samples failed.
@@ -113,7 +120,12 @@ class RolloutManager:
         """
         self._waiting.forget(rollout_id - 1 if trained is None else trained)
         async with self._turn:
-            return await self._next_rollout(rollout_id, weight_version)
+            await self._turn.wait_for(lambda: after is None or after == self._last_ended)
+            try:
+                return await self._next_rollout(rollout_id, weight_version)
+            finally:
+                self._last_ended = rollout_id
+                self._turn.notify_all()
 
     async def _next_rollout(self, rollout_id: int, weight_version: int | None) -> RolloutResult:
         started = time.monotonic()

@@ -383,3 +383,15 @@ def test_forms_of_hooks_that_are_not_built_are_refused(run_args, tmp_path):
     (tmp_path / "trl.py").write_text("def reward(prompts, responses, **columns):\n    return [1.0]\n")
     with pytest.raises(ConfigError, match="not supported yet"):
         RolloutManager(run_args("--custom-rm-path", str(tmp_path / "trl.py")))
+
+
+def test_rollouts_are_made_in_order_whichever_call_comes_first(tokenizer, run_args):
+    async def both(manager):
+        second = asyncio.ensure_future(manager.generate(1, 3, trained=-1, after=0))
+        await asyncio.sleep(0.05)
+        first = await manager.generate(0, 3, trained=-1)
+        return first, await second
+
+    engine = FakeEngine(replies(tokenizer, lambda number, prompt: str(number)))
+    first, second = with_manager(run_args(), engine, both)
+    assert max(first.batches[0].samples.sample_ids) < min(second.batches[0].samples.sample_ids)
