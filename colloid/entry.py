@@ -29,10 +29,10 @@ def run_tool(work: Callable[[], None]) -> None:
 def run_entry(entry: str) -> None:
     """Parses the command line and trains. Ends the process: 0, 2 (a mistake in options, data or a hook) or 1."""
     args = parse_args(None, entry)
-    from colloid.loop import train  # after the options: --help and mistakes in them must not wait for Ray
+    from colloid import loop  # after the options: --help and mistakes in them must not wait for Ray
 
     try:
-        train(args)
+        (loop.train_async if entry == "train_async" else loop.train)(args)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)

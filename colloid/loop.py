@@ -1,4 +1,8 @@
-"""The training loop: (evaluate) generate -> train -> save -> sync. Step k of every curve has seen k rollouts."""
+"""The training loops: (evaluate) generate -> train -> save -> sync. Step k of every curve has seen k rollouts.
+
+Synchronous, each rollout is generated with the weights that the rollout before it trained. Asynchronous, rollouts are
+generated while the trainer trains on those before them; `colloid/config/asynchrony.py` says how far ahead.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.cluster.run import Run
+from colloid.config.asynchrony import updates_between
 from colloid.config.sft import takes_conversations
 from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
@@ -60,6 +65,107 @@ def train(args: Any) -> None:
     print(summary(args.run_dir))
 
 
+def train_async(args: Any) -> None:
+    """Asynchronous training: while rollout r is trained, those up to r + `--async-buffer-size` are being made.
+
+    With `--deterministic` nothing is generated across a weight update or a checkpoint: what was started is finished
+    first. So which rollout sees which weights follows from its number alone.
+    """
+    setup_logging(args.run_dir, "driver")
+    save_options(args)
+    with Run(args) as run:
+        start = run.start_rollout_id
+        writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
+        progress = Progress(args.num_rollout, start)
+        ahead = RolloutsAhead(run, args)
+        if run.serves:
+            run.sync_weights()
+
+        for rollout_id in range(start, args.num_rollout):
+            ahead.start(rollout_id)
+            if evaluation_due(args, rollout_id):
+                writer.log(rollout_id, run.evaluate(rollout_id))
+            clock = Clock()
+            with clock("rollout_wait_time"):
+                rollout = ahead.take(rollout_id)
+            with clock("train_time"):
+                metrics = run.train(rollout_id, rollout)
+            if save_due(args, rollout_id):
+                ahead.settle()
+                with clock("save_time"):
+                    run.save(rollout_id)
+            if run.serves and sync_due(args, rollout_id):
+                ahead.settle()
+                with clock("update_weights_time"):
+                    metrics |= run.sync_weights()
+
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics |= overlap_metrics(metrics)
+            writer.log(rollout_id, metrics)
+            progress.update(metrics)
+
+        if evaluates(args):
+            writer.log(args.num_rollout, run.evaluate(args.num_rollout))
+        progress.close()
+        writer.close()
+    report_unread(args, run.options_read)
+    print(summary(args.run_dir))
+
+
+class RolloutsAhead:
+    """The rollouts that are being made, or are finished, before the trainer needs them.
+
+    Invariants: at most `--async-buffer-size` rollouts are ahead of the one that is trained. None is started whose
+    tokens could be more than `--max-staleness` weight updates old when it is trained.
+    """
+
+    def __init__(self, run: Any, args: Any):
+        self._run = run
+        self._size = args.async_buffer_size
+        self._interval = args.update_weights_interval
+        self._max_staleness = args.max_staleness
+        self._num_rollout = args.num_rollout
+        self._deterministic = bool(args.deterministic)
+        self._started: dict[int, Any] = {}
+        self._next: int | None = None
+
+    def start(self, rollout_id: int) -> None:
+        """Starts what may be made now that `rollout_id` is the next to be trained."""
+        self._next = rollout_id if self._next is None else self._next
+        last = min(rollout_id + self._size, self._num_rollout - 1)
+        while self._next <= last and self._staleness(rollout_id, self._next) <= self._max_staleness:
+            version = self._run.weight_version + self._staleness(rollout_id, self._next)
+            self._started[self._next] = self._run.start_rollout(self._next, version, rollout_id - 1)
+            self._next += 1
+
+    def take(self, rollout_id: int) -> Any:
+        """The rollout, when it is finished."""
+        return self._run.wait_for_rollout(rollout_id, self._started.pop(rollout_id))
+
+    def settle(self) -> None:
+        """Deterministic: returns when all that was started is finished."""
+        if self._deterministic:
+            for rollout_id, reference in self._started.items():
+                self._run.wait_for_rollout(rollout_id, reference)
+
+    def _staleness(self, now: int, rollout_id: int) -> int:
+        """Weight updates from now, before `now` is trained, until `rollout_id` is."""
+        return updates_between(now, rollout_id, self._interval)
+
+
+def overlap_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """`perf/…` of how well generation and training overlap in a step.
+
+    Efficiency is the longer of the two in relation to the step: 1 where the other and the weight update are hidden.
+    """
+    step = metrics["perf/step_time"]
+    longer = max(metrics.get("perf/rollout_time", 0.0), metrics["perf/train_time"])
+    return {
+        "perf/overlap_efficiency": min(1.0, longer / step),
+        "perf/trainer_idle_ratio": metrics["perf/rollout_wait_time"] / step,
+    }
+
+
 def save_options(args: Any) -> None:
     """Writes the resolved options to `args.yaml` in the run directory."""
     path = Path(args.run_dir) / "args.yaml"
@@ -84,9 +190,16 @@ def evaluation_due(args: Any, rollout_id: int) -> bool:
 
 
 def sync_due(args: Any, rollout_id: int) -> bool:
-    """Whether the engines need the weights after this rollout: in SFT only an evaluation uses them."""
-    last = rollout_id + 1 == args.num_rollout
-    return not takes_conversations(args) or last or evaluation_due(args, rollout_id + 1)
+    """Whether the engines get the weights after this rollout: after every `--update-weights-interval`-th and the last.
+
+    In SFT only an evaluation uses them.
+    """
+    done = rollout_id + 1
+    if done == args.num_rollout:
+        return True
+    if takes_conversations(args):
+        return evaluation_due(args, done)
+    return done % args.update_weights_interval == 0
 
 
 def save_due(args: Any, rollout_id: int) -> bool:

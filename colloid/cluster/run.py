@@ -47,6 +47,7 @@ class Run:
         self._critics: list[Any] = []
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
+        self._last_started: int | None = None
 
     def __enter__(self) -> Run:
         try:
@@ -79,7 +80,23 @@ class Run:
 
     def generate(self, rollout_id: int) -> RolloutHandle:
         """Generates and grades one rollout."""
-        reference = self._rollout.generate.remote(rollout_id, self.weight_version)
+        return self.wait_for_rollout(rollout_id, self.start_rollout(rollout_id, self.weight_version, rollout_id - 1))
+
+    def start_rollout(self, rollout_id: int, weight_version: int, trained: int) -> Any:
+        """Has a rollout made while the run goes on; those that are started are made one after another.
+
+        Args:
+            weight_version: the one that the engines hold when the rollout is trained.
+            trained: the last rollout that has been trained.
+
+        Returns:
+            What `wait_for_rollout` takes.
+        """
+        after, self._last_started = self._last_started, rollout_id
+        return self._rollout.generate.remote(rollout_id, weight_version, trained, after)
+
+    def wait_for_rollout(self, rollout_id: int, reference: Any) -> RolloutHandle:
+        """A rollout that was started."""
         return self._wait([reference], f"rollout {rollout_id}")[0]
 
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
@@ -151,11 +168,15 @@ class Run:
 
     def sync_weights(self) -> dict[str, float]:
         """Sends the trainer's weights to the engines, as the next version."""
+        mode = self.args.pause_mode
+        if mode in ("abort", "drain"):
+            self._wait([self._rollout.hold_requests.remote(mode == "drain")], "running requests, before weights change")
         references = [
             worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
         ]
         metrics = self._wait(references, "the weight update")[0]
         self.weight_version += 1
+        self._wait([self._rollout.release_requests.remote(self.weight_version)], "requests to go on")
         if self.args.check_weight_update_equal:
             self.check_weights()
         return metrics

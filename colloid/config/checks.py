@@ -9,7 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from colloid.config import algorithm, debug, layout, megatron, rewards, roles, routing, sampling, sft, sglang, trainer
+from colloid.config import (
+    algorithm,
+    asynchrony,
+    debug,
+    layout,
+    megatron,
+    rewards,
+    roles,
+    routing,
+    sampling,
+    sft,
+    sglang,
+    trainer,
+)
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
 from colloid.config.prompt_files import parse_prompt_files, unreadable
@@ -79,12 +92,6 @@ def _spec(args: Args) -> str | None:
 def _set_by_colloid(args: Args) -> str | None:
     for dest in sorted(args.given & sglang.SET_BY_COLLOID.keys()):
         return f"{tables().by_dest[dest][0].flag} cannot be given: {sglang.SET_BY_COLLOID[dest]}"
-    return None
-
-
-def _entry(args: Args) -> str | None:
-    if args.entry == "train_async":
-        return "train_async.py is not supported yet: use train.py, which takes the same options"
     return None
 
 
@@ -236,6 +243,7 @@ def _engine_precision(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *asynchrony.RULES,
     *debug.RULES,
     *algorithm.RULES,
     *sft.RULES,
@@ -258,7 +266,6 @@ RULES: tuple[Rule, ...] = (
 CONVERT_RULES: tuple[Rule, ...] = (_model_options, _model_family, _backend)
 """For the tools that convert a model: they need no data."""
 RUN_RULES: tuple[Rule, ...] = (
-    _entry,
     _model_options,
     _model_family,
     _spec,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import checks, debug, derive, layout, model, rewards, roles, rundir
+from colloid.config import asynchrony, checks, debug, derive, layout, model, rewards, roles, rundir
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -118,6 +118,7 @@ def resolve(args: Args) -> None:
     rewards.resolve_rewards(args)
     roles.resolve_roles(args)
     debug.resolve_debug(args)
+    asynchrony.resolve_async(args)
     derive.resolve_schedule(args)
     model.resolve_load(args)
     model.resolve_model(args)

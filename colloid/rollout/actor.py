@@ -79,11 +79,16 @@ class RolloutActor:
         await self._manager.start(self._fleet.router_url, urls, api_key, teacher_url=teacher_url)
         return EngineAccess(addresses, api_key, pids)
 
-    async def generate(self, rollout_id: int, weight_version: int) -> RolloutHandle:
-        """One rollout; its data stays in the object store, one object a data-parallel rank."""
+    async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
+        """One rollout; its data stays in the object store, one object a data-parallel rank.
+
+        Args:
+            weight_version, trained, after: see `RolloutManager.generate`. Calls that wait for each other are not
+                always begun in the order in which they were made.
+        """
         import ray
 
-        result = await self._manager.generate(rollout_id, weight_version)
+        result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
 
@@ -98,6 +103,14 @@ class RolloutActor:
     def load(self, directory: str, rollout_id: int) -> None:
         """The inverse of `save`."""
         self._manager.load(directory, rollout_id)
+
+    async def hold_requests(self, drain: bool) -> None:
+        """No request is sent until `release_requests`; with `drain`, returns when those that run have ended."""
+        await self._manager.hold_requests(drain=drain)
+
+    async def release_requests(self, weight_version: int) -> None:
+        """The engines hold `weight_version`; requests are sent again."""
+        self._manager.release_requests(weight_version)
 
     def check_engines(self) -> None:
         """Raises where an engine or the router has ended."""

@@ -103,6 +103,11 @@ class EngineClient:
         self._last_progress = 0.0
         self._generated_tokens: dict[str, int] = {}
         self._waiting = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._may_send = asyncio.Event()
+        self._may_send.set()
+        self._num_holds = 0
         self._monitor: asyncio.Task | None = None
 
     @property
@@ -135,26 +140,47 @@ class EngineClient:
         """
         scope = _SCOPE.get()
         rid = uuid.uuid4().hex
+        sent = failed = 0
         async with self._slots:
-            for attempt in range(self._max_attempts):
-                last = attempt == self._max_attempts - 1
+            while True:
+                await self._may_send.wait()
+                holds = self._num_holds
                 try:
-                    answer = await self._attempt({**payload, "rid": f"{rid}-{attempt}"}, name, scope)
+                    answer = await self._attempt({**payload, "rid": f"{rid}-{sent}"}, name, scope)
                 except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
-                    if last:
+                    failed += 1
+                    if failed == self._max_attempts:
                         raise
-                    logger.warning("%s; sending it again (%d of %d)", error, attempt + 2, self._max_attempts)
-                    await asyncio.sleep(self._retry_delay * 2**attempt)
+                    logger.warning("%s; sending it again (%d of %d)", error, failed + 1, self._max_attempts)
+                    await asyncio.sleep(self._retry_delay * 2 ** (failed - 1))
                 else:
                     if not _aborted(answer):
                         return answer
-                    if last or (scope is not None and scope.aborted):
+                    by_update = self._num_holds != holds
+                    failed += not by_update
+                    if failed == self._max_attempts or (scope is not None and scope.aborted):
                         note_cut(name)
                         return answer
-                    logger.warning("the engine aborted the request of %s; sending it again", name)
-        raise AssertionError("unreachable")
+                    if not by_update:
+                        logger.warning("the engine aborted the request of %s; sending it again", name)
+                sent += 1
+
+    async def hold(self, *, drain: bool) -> None:
+        """Sends nothing more until `release`. What a weight update aborts meanwhile is sent again after it.
+
+        Args:
+            drain: return only when no request is running any more; their progress has the usual deadline.
+        """
+        self._num_holds += 1
+        self._may_send.clear()
+        if drain:
+            await self._idle.wait()
+
+    def release(self) -> None:
+        """The inverse of `hold`."""
+        self._may_send.set()
 
     async def post(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
         """The JSON answer to a POST at `url`, with this client's key; to /generate of the router: as `generate`."""
@@ -199,6 +225,7 @@ class EngineClient:
         clock = asyncio.get_running_loop().time
         started = clock()
         self._waiting += 1
+        self._idle.clear()
         self._watch()
         target = ExitStack()
         url = target.enter_context(self._direct.target(payload))
@@ -218,6 +245,8 @@ class EngineClient:
         finally:
             target.close()
             self._waiting -= 1
+            if not self._waiting:
+                self._idle.set()
             request.cancel()
 
     async def _request(self, method: str, url: str, payload: Any, *, name: str = "", timeout: float | None = None):

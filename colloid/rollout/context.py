@@ -22,6 +22,7 @@ from colloid.rollout.grading import Grader
 from colloid.rollout.group_hooks import load_sample_hooks
 from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
+from colloid.rollout.staleness import Versions
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class RolloutContext:
     """Tokens that end generation, as the model's directory says."""
     loop: asyncio.AbstractEventLoop | None = None
     """In which the client works."""
+    versions: Versions = field(default_factory=Versions)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends."""
 
     def runner(
         self,

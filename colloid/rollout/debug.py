@@ -57,8 +57,15 @@ class LoadedRollouts:
         """Nothing: the number of rollouts does not come from prompts."""
         return 0
 
-    async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
-        """The training batches of the rollout's file; `weight_version` is not used.
+    async def generate(
+        self,
+        rollout_id: int,
+        weight_version: int | None = None,
+        *,
+        trained: int | None = None,
+        after: int | None = None,
+    ) -> RolloutResult:
+        """The training batches of the rollout's file; the other arguments are not used.
 
         Raises:
             DataError: see `load_rollout`.

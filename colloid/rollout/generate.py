@@ -30,6 +30,7 @@ from colloid.rollout.group_hooks import call_group_hooks
 from colloid.rollout.options import RolloutOptions, rollout_options, training_sampling
 from colloid.rollout.runner import GroupRunner
 from colloid.rollout.source_calls import give_back, keeps_samples, mark_consumed, take_groups
+from colloid.rollout.staleness import is_stale, restart
 from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnTrainOutput
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class GroupCollector:
 
     Args:
         dynamic_filter: of a group's samples; None: every group is kept.
+        oldest_version: groups of the data source with tokens of an older one start anew; None: none is too old.
 
     Attributes:
         counts: what became of the groups that were drawn.
@@ -58,6 +60,7 @@ class GroupCollector:
         scope,
         options: RolloutOptions,
         dynamic_filter: Callable[[Group], DynamicFilterOutput] | None = None,
+        oldest_version: int | None = None,
     ):
         self._source = source
         self._runner = runner
@@ -65,6 +68,7 @@ class GroupCollector:
         self._scope = scope
         self._options = options
         self._filter = dynamic_filter
+        self._oldest_version = oldest_version
         self._kept: list[Group] = []
         self._fillers: list[Group] = []
         self._surplus: list[Group] = []
@@ -102,6 +106,9 @@ class GroupCollector:
         if missing > 0 and allowed > 0:
             count = min(max(missing, self._options.over_sampling_batch_size or 0), allowed)
             for group in take_groups(self._source, count):
+                if is_stale(group, self._oldest_version):
+                    group[:] = restart(group)
+                    self.counts.stale += 1
                 self.counts.continued_samples += _partial_samples(group)
                 self._drawn_order[id(group)] = len(self._drawn_order)
                 self._running[asyncio.ensure_future(self._runner.run(group))] = group
@@ -219,7 +226,8 @@ async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluat
         runner = context.runner(scope, training_sampling(args), rollout_id)
         path = args.dynamic_sampling_filter_path
         dynamic_filter = load_filter(path, args) if path else None
-        collector = GroupCollector(data_source, runner, context.client, scope, rollout_options(args), dynamic_filter)
+        options, oldest = rollout_options(args), context.versions.oldest
+        collector = GroupCollector(data_source, runner, context.client, scope, options, dynamic_filter, oldest)
         groups = await collector.collect()
     decided = sorted(collector.decided, key=_first_index)
     await asyncio.to_thread(call_group_hooks, args, groups, decided, data_source)

@@ -42,8 +42,10 @@ from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
 from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
 from colloid.rollout.source_calls import check_groups, mark_consumed
+from colloid.rollout.staleness import Versions, is_stale, staleness_metrics
 from colloid.rollout.teacher import Teacher, check_same_tokenizer, make_teacher
 from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from colloid.rollout.waiting import WaitingRollouts
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +76,11 @@ class RolloutManager:
             check_same_tokenizer(args.opd_teacher_load, self._tokenizer)
         self._context: RolloutContext | None = None
         self._teacher: Teacher | None = None
-        self._delivered: dict[int, list[Group]] = {}
+        self._versions = Versions(max_staleness=args.max_staleness)
+        self._waiting = WaitingRollouts()
+        self._turn = asyncio.Condition()
+        self._last_ended: int | None = None
+        self._last_end: float | None = None
 
     def dataset_length(self) -> int:
         """Prompts in the training data set: after the filters, or where it is streamed, before.
@@ -103,23 +109,75 @@ class RolloutManager:
         grader = Grader(**self._grader_options)
         end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
         loop = asyncio.get_running_loop()
-        self._context = RolloutContext(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids, loop)
+        self._context = RolloutContext(
+            *(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids, loop), versions=self._versions
+        )
         if has_teacher_engine(self._args):
             self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
             await self._teacher.check(self._tokenizer)
 
-    async def generate(self, rollout_id: int, weight_version: int | None = None) -> RolloutResult:
-        """One rollout's training batches.
+    async def generate(
+        self,
+        rollout_id: int,
+        weight_version: int | None = None,
+        *,
+        trained: int | None = None,
+        after: int | None = None,
+    ) -> RolloutResult:
+        """One rollout's training batches. Several may be asked for at once: they are made one after another.
 
         Args:
-            weight_version: the one that the engines hold; for the metrics.
+            weight_version: the one that the engines hold when this rollout is trained.
+            trained: the last rollout that has been trained. None: the one before this.
+            after: the rollout that is made before this one; its call may come later. None: there is none.
 
         Raises:
             HookError: a hook cannot be used, or all samples failed.
             EngineError, DeadlineExceeded: see `EngineClient.generate`.
         """
+        self._waiting.forget(rollout_id - 1 if trained is None else trained)
+        async with self._turn:
+            await self._turn.wait_for(lambda: after is None or after == self._last_ended)
+            try:
+                return await self._next_rollout(rollout_id, weight_version)
+            finally:
+                self._last_ended = rollout_id
+                self._turn.notify_all()
+
+    async def _next_rollout(self, rollout_id: int, weight_version: int | None) -> RolloutResult:
         started = time.monotonic()
-        self._consume(rollout_id - 1)
+        idle = None if self._last_end is None else started - self._last_end
+        self._versions.trained = weight_version
+        output = self._waiting.get(rollout_id) or await self._output(rollout_id)
+        samples = [sample for group in output.samples for sample in flatten(group)]
+        if self._args.save_debug_rollout_data:
+            path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
+            await asyncio.to_thread(save_rollout, path, samples)
+        warn_of_failures(samples, rollout_id)
+        check_not_all_failed(samples, f"rollout {rollout_id}")
+        batch = await asyncio.to_thread(rollout_batch, self._args, samples)
+        if rewarded(self._args) and not self._args.use_opd:
+            warn_of_useless_rewards(samples, batch, rollout_id)
+        shaped = batch.rewards.tolist() if batch.num_samples == len(samples) else None  # a hook may make other rows
+        await self._record(f"{rollout_id:06d}", samples, shaped)
+        result = await asyncio.to_thread(rollout_result, self._args, samples, batch)
+        self._last_end = time.monotonic()
+        metrics = rollout_metrics(
+            samples,
+            batch,
+            seconds=self._last_end - started,
+            weight_version=weight_version,
+            rewarded=rewarded(self._args),
+        )
+        metrics |= staleness_metrics(batch, weight_version)
+        if idle is not None:
+            metrics["perf/rollout_idle_ratio"] = idle / (idle + self._last_end - started)
+        if self._args.log_multi_turn:
+            metrics |= multi_turn_metrics(samples, batch)
+        return replace(result, metrics={**metrics, **(output.metrics or {}), **self._data_metrics()})
+
+    async def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
+        """What the rollout function returns, checked; it waits to be trained."""
         self._source.rollout_id = rollout_id
         output = await self._call(self._rollout_function, rollout_id, self._source, evaluation=False)
         if isinstance(output, list):
@@ -130,27 +188,37 @@ class RolloutManager:
                 f"list of groups, and returned {type(output).__name__}"
             )
         check_groups(output.samples, f"--rollout-function-path {self._args.rollout_function_path}")
-        self._delivered[rollout_id] = output.samples
-        samples = [sample for group in output.samples for sample in flatten(group)]
-        of_teacher = await self._teacher.judge(samples, self._context.grader.mark_failed) if self._teacher else {}
-        if self._args.save_debug_rollout_data:
-            path = rollout_file(self._args.save_debug_rollout_data, rollout_id)
-            await asyncio.to_thread(save_rollout, path, samples)
-        warn_of_failures(samples, rollout_id)
-        check_not_all_failed(samples, f"rollout {rollout_id}")
-        batch = rollout_batch(self._args, samples)
-        if rewarded(self._args) and not self._args.use_opd:
-            warn_of_useless_rewards(samples, batch, rollout_id)
-        shaped = batch.rewards.tolist() if batch.num_samples == len(samples) else None  # a hook may make other rows
-        await self._record(f"{rollout_id:06d}", samples, shaped)
-        result = rollout_result(self._args, samples, batch)
-        seconds = time.monotonic() - started
-        metrics = rollout_metrics(
-            samples, batch, seconds=seconds, weight_version=weight_version, rewarded=rewarded(self._args)
-        )
-        if self._args.log_multi_turn:
-            metrics |= multi_turn_metrics(samples, batch)
-        return replace(result, metrics={**metrics, **of_teacher, **(output.metrics or {}), **self._data_metrics()})
+        self._remove_stale(output.samples, rollout_id)
+        if self._teacher is not None:
+            samples = [sample for group in output.samples for sample in flatten(group)]
+            of_teacher = await self._teacher.judge(samples, self._context.grader.mark_failed)
+            output.metrics = {**of_teacher, **(output.metrics or {})}
+        self._waiting.add(rollout_id, output)
+        mark_consumed(self._source, output.samples)
+        return output
+
+    def _remove_stale(self, groups: list[Group], rollout_id: int) -> None:
+        """What is too old is not trained. Only a rollout function of the user's can return such samples."""
+        stale = [sample for group in groups for sample in flatten(group) if is_stale([sample], self._versions.oldest)]
+        for sample in stale:
+            sample.remove_sample = True
+        if stale:
+            logger.warning(
+                "rollout %d: %d samples have tokens older than --max-staleness %s allows (weight version %s is the "
+                "oldest now): they are not trained. The first is sample %s",
+                *(rollout_id, len(stale), self._versions.max_staleness, self._versions.oldest, stale[0].index),
+            )
+
+    async def hold_requests(self, *, drain: bool) -> None:
+        """Before a weight update: see `EngineClient.hold`."""
+        if self._context is not None:
+            await self._context.client.hold(drain=drain)
+
+    def release_requests(self, weight_version: int) -> None:
+        """After it: the engines hold `weight_version`."""
+        self._versions.engines = weight_version
+        if self._context is not None:
+            self._context.client.release()
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -170,8 +238,12 @@ class RolloutManager:
         return {**metrics, "perf/eval_time": time.monotonic() - started}
 
     def save(self, directory: str | Path, rollout_id: int) -> None:
-        """Writes the data source's state, as of the end of the training on `rollout_id`, into `directory`."""
-        self._consume(rollout_id)
+        """Writes the data source's state, as of the end of the training on `rollout_id`, into `directory`.
+
+        Rollouts after it that are finished are saved as they are; what is being generated is handed out again.
+        """
+        self._waiting.forget(rollout_id)
+        self._waiting.save(directory)
         self._source.checkpoint_dir = str(directory)
         self._source.save(rollout_id)
         Path(directory, STATE_FILE).write_text(json.dumps({"rollout_id": rollout_id}))
@@ -186,6 +258,7 @@ class RolloutManager:
             raise CheckpointError(f"{path} is of rollout {saved}, and rollout {rollout_id} is resumed")
         self._source.checkpoint_dir = str(directory)
         self._source.load(rollout_id)
+        self._waiting.load(directory)
 
     async def close(self) -> None:
         """Ends the client, the graders, the teacher's client, and what reads data."""
@@ -194,6 +267,8 @@ class RolloutManager:
         if self._teacher is not None:
             await self._teacher.close()
         if self._context is not None:
+            for kept in self._context.kept.values():
+                await kept.close()
             await self._context.client.close()
             await self._context.grader.close()
             self._context = None
@@ -219,8 +294,3 @@ class RolloutManager:
     def _data_metrics(self) -> dict[str, float]:
         dataset = self._dataset()
         return dataset.metrics() if isinstance(dataset, (PromptDataset, PromptStream, Mixture)) else {}
-
-    def _consume(self, rollout_id: int) -> None:
-        """Training is done with rollouts up to this one: a resume need not hand their prompts out again."""
-        for done in [delivered for delivered in self._delivered if delivered <= rollout_id]:
-            mark_consumed(self._source, self._delivered.pop(done))

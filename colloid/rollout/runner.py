@@ -32,6 +32,7 @@ from colloid.rollout.custom_generate import CustomGenerate, GenerateFunction, is
 from colloid.rollout.generate_sample import ensure_prompt_tokens, generate_sample
 from colloid.rollout.grading import Grader
 from colloid.rollout.options import PartialOptions, SamplingOptions
+from colloid.rollout.staleness import NUM_PROMPT_MESSAGES
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,8 @@ class GroupRunner:
         if cuts and not any(one.status is Status.ABORTED for one in samples):
             return [self._stopped(sample, before, cuts)]
         for one in samples:
+            if isinstance(before.prompt, list) and len(one.prompt) > len(before.prompt):
+                one.metadata.setdefault(NUM_PROMPT_MESSAGES, len(before.prompt))
             one.index = sample.index if one.index is None else one.index
             one.group_index = sample.group_index if one.group_index is None else one.group_index
         return samples

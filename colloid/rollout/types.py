@@ -64,6 +64,8 @@ class RolloutCounts:
     """Given back with tokens, to go on later."""
     restarted_samples: int = 0
     """Whose generate function went on after an abort, so that what it made since the start of its call is dropped."""
+    stale: int = 0
+    """Drawn with tokens of weights that are too old (`--max-staleness`), so that they started anew."""
     reasons: dict[str, int] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, float]:
@@ -79,6 +81,7 @@ class RolloutCounts:
             "rollout/num_continued_samples": self.continued_samples,
             "rollout/num_partial_samples": self.partial_samples,
             "rollout/num_restarted_samples": self.restarted_samples,
+            "rollout/num_stale_groups": self.stale,
         }
         values |= {f"rollout/dynamic_filter/drop_{reason}": n for reason, n in self.reasons.items()}
         return {name: float(value) for name, value in values.items()}

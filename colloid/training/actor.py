@@ -167,16 +167,18 @@ class Actor(PolicyRank):
         sends = dist.get_rank() == 0
         controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
         failure: list[str | None] = [None]
-        num_bytes = 0
+        num_bytes, paused = 0, 0.0
         # Every rank takes part in every gather, also after the sender has failed.
         buckets = make_buckets(self._export(), self.args.update_weight_buffer_size)
         if sends:
             try:
-                with EngineUpdate(controls, version) as update:
+                # A drained engine has nothing to retract.
+                mode = "retract" if self.args.pause_mode == "drain" else self.args.pause_mode
+                with EngineUpdate(controls, version, mode) as update:
                     for bucket in buckets:
                         update.send(bucket)
                     update.end(update.num_tensors)
-                num_bytes = update.num_bytes
+                num_bytes, paused = update.num_bytes, update.seconds_paused
             except ColloidError as error:
                 failure = [str(error)]
         for _ in buckets:
@@ -191,6 +193,7 @@ class Actor(PolicyRank):
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
             "perf/update_weights_bytes": float(num_bytes),
+            "perf/generation_pause_time": paused,
         }
 
     def weight_checksums(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -128,10 +129,14 @@ class EngineUpdate:
         self._pause_mode = pause_mode
         self._buffer = SharedBuffer()
         self._threads = ThreadPoolExecutor(max_workers=max(1, len(self._engines)), thread_name_prefix="weights")
+        self._begin = 0.0
         self.num_tensors = 0
         self.num_bytes = 0
+        self.seconds_paused = 0.0
+        """From the first engine's pause until all go on."""
 
     def __enter__(self) -> EngineUpdate:
+        self._begin = time.monotonic()
         try:
             self._all("pause", lambda engine: engine.post("/pause_generation", {"mode": self._pause_mode}))
             self._all("begin", lambda engine: engine.post("/begin_weight_update", self._version))
@@ -168,6 +173,7 @@ class EngineUpdate:
                 raise
             logger.warning("%s", failed)
         finally:
+            self.seconds_paused = time.monotonic() - self._begin
             self._threads.shutdown()
 
     def _all(self, what: str, call: Callable[[EngineControl], Any]) -> None:

@@ -141,8 +141,6 @@ def test_a_model_that_cannot_be_trained_is_refused_by_a_run_and_not_by_a_plan(pl
 def test_what_only_a_plan_may_have_is_refused_by_a_run(place):
     assert has(error_of("--mtp-num-layers", "1"), "not supported yet", "--mtp-num-layers 1")
     assert run("--mtp-num-layers", "1", "--dry-run")
-    with pytest.raises(ConfigError, match="train_async.py is not supported yet"):
-        parse(["--prompt-data", "data.jsonl", "--hf-checkpoint", "model"], "train_async")
 
 
 def test_missing_files_are_errors_before_anything_starts(place):

@@ -377,3 +377,15 @@ def test_one_row_without_a_label_is_named(run_args):
     with pytest.raises(DataError, match="data.jsonl:2: no label under 'label'"):
         RolloutManager(run_args(rows=rows))
     RolloutManager(run_args("--rm-type", "random", rows=rows))
+
+
+def test_rollouts_are_made_in_order_whichever_call_comes_first(tokenizer, run_args):
+    async def both(manager):
+        second = asyncio.ensure_future(manager.generate(1, 3, trained=-1, after=0))
+        await asyncio.sleep(0.05)
+        first = await manager.generate(0, 3, trained=-1)
+        return first, await second
+
+    engine = FakeEngine(replies(tokenizer, lambda number, prompt: str(number)))
+    first, second = with_manager(run_args(), engine, both)
+    assert max(first.batches[0].samples.sample_ids) < min(second.batches[0].samples.sample_ids)

@@ -70,16 +70,23 @@ EVALUATION = (
 )
 
 ASYNC = (
-    opt("--async-buffer-size", "int", 1, "Rollouts that may be ahead of the trainer.", low=1, **LATER),
-    opt("--update-weights-interval", "int", 1, "Rollouts between two weight updates.", low=1, **LATER),
-    opt("--max-staleness", "int", None, "Versions that a trained token may be old.", low=0, **LATER),
+    opt("--async-buffer-size", "int", 1, "Rollouts that may be finished or running ahead of the trainer.", low=1),
+    opt("--update-weights-interval", "int", 1, "Rollouts between two weight updates.", low=1),
+    opt(
+        "--max-staleness",
+        "int",
+        None,
+        "Weight updates that a trained token may be old.",
+        low=0,
+        shown="train_async.py: what the two above make of it; train.py: no bound",
+    ),
     opt(
         "--pause-mode",
         "str",
         "retract",
-        "What a weight update does to running requests.",
+        "What a weight update does to running requests: they go on with the cache as it is, or computed anew; they "
+        "start anew; or it waits for them.",
         choices=("in_place", "retract", "abort", "drain"),
-        **LATER,
     ),
 )
 
