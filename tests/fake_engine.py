@@ -17,11 +17,13 @@ class FakeEngine:
     Attributes:
         reply: (payload) -> response ids, or an `aiohttp.web.Response` to send in their place.
         delay: (payload) -> seconds before the answer; an abort ends them.
+        more: (payload, response ids) -> what else is in the answer's `meta_info`.
     """
 
     def __init__(self, reply: Callable[[dict], Any], delay: Callable[[dict], float] = lambda payload: 0.0):
         self.reply = reply
         self.delay = delay
+        self.more: Callable[[dict, list[int]], dict] = lambda payload, ids: {}
         self.weight_version = "3"
         self.requests: list[dict] = []
         self.aborts: list[str] = []
@@ -73,7 +75,7 @@ class FakeEngine:
             "weight_version": self.weight_version,
             "weight_versions": [{"version": self.weight_version, "start": 0, "end": len(ids)}],
             "output_token_logprobs": [[-0.25 - (token % 7) / 8, token, None] for token in ids],
-        }
+        } | self.more(payload, ids)
         return web.json_response({"text": "", "output_ids": ids, "meta_info": meta})
 
     async def _abort(self, request: web.Request) -> web.Response:

@@ -83,6 +83,8 @@ class _Branch:
     """Of the messages up to the last sampled one; of a sampled one its `forms`."""
     ids: list[int] = field(default_factory=list)
     turns: list[_Turn] = field(default_factory=list)
+    experts: Any = None
+    """Of all ids but the last, as the last request's answer says."""
 
 
 class TokenLedger:
@@ -137,6 +139,7 @@ class TokenLedger:
         log_probs: list[float] | None,
         versions: int | list[int] | None,
         *messages: dict[str, Any],
+        experts: Any = None,
     ) -> None:
         """Appends a turn that was sampled from `request.ids`.
 
@@ -146,6 +149,7 @@ class TokenLedger:
             versions: weight version of all these tokens, or one a token; None: unknown.
             messages: the assistant's message, in each of the forms in which later requests may hold it. Whole: with
                 its beginning, where the request continued one.
+            experts: that the engine chose for all tokens of the request and of this turn but the last; None: unknown.
 
         Raises:
             ValueError: the arrays have different lengths, or no ids or messages are given.
@@ -163,7 +167,7 @@ class TokenLedger:
             keys.pop()
         forms = frozenset(message_key(message) for message in messages)
         branch.keys = [*keys, forms]
-        branch.ids = [*request.ids, *ids]
+        branch.ids, branch.experts = [*request.ids, *ids], experts
         start = len(request.ids)
         text = self._renderer.shown(ids)
         turn = _Turn(start, start + len(ids), len(branch.keys), log_probs, versions, forms, request.text, text)
@@ -222,6 +226,7 @@ class TokenLedger:
     def _fill(self, sample: Sample, branch: _Branch) -> None:
         sample.response_length, sample.loss_mask = 0, None
         sample.rollout_log_probs, sample.weight_versions = None, []
+        sample.rollout_routed_experts = branch.experts
         own = [turn for turn in branch.turns if turn.own]
         position = own[0].start
         sample.tokens = branch.ids[:position]

@@ -89,7 +89,8 @@ def routed_experts(samples: Sequence[Sample], batch: RolloutBatch, shape: Routin
         raise DataError(
             f"--use-rollout-routing-replay, and {len(missing)} of {len(samples)} samples do not say which experts the "
             f"engine chose: {missing[:5]}{' …' if len(missing) > 5 else ''}. Have the generate function ask for "
-            "return_routed_experts and keep the answer's in sample.rollout_routed_experts, or leave the option out"
+            "return_routed_experts and keep the answer's in sample.rollout_routed_experts (and "
+            "--custom-convert-samples-to-train-data-path return them), or leave the option out"
         )
     return column
 

@@ -59,9 +59,16 @@ def schedule(args: Any, batch: RolloutBatch) -> list[RankBatch]:
 def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
     """The samples as columns, their rewards shaped by the estimator's baseline.
 
-    With `--custom-convert-samples-to-train-data-path`: the columns that the function makes of them.
+    With `--custom-convert-samples-to-train-data-path`: the columns of the rows that the function makes of them.
+
+    Raises:
+        HookError: the function returned something else.
+        DataError: a token that is trained lacks what the options need of it.
     """
-    batch = _converted(args, samples) if args.custom_convert_samples_to_train_data_path else _columns(args, samples)
+    if args.custom_convert_samples_to_train_data_path:
+        samples, batch = _converted(args, samples)
+    else:
+        batch = _columns(args, samples)
     if args.use_rollout_logprobs:
         _check_rollout_log_probs(batch)
     if has_teacher_engine(args):
@@ -71,7 +78,7 @@ def rollout_batch(args: Any, samples: list[Sample]) -> RolloutBatch:
     return batch
 
 
-def _converted(args: Any, samples: list[Sample]) -> RolloutBatch:
+def _converted(args: Any, samples: list[Sample]) -> tuple[list[Sample], RolloutBatch]:
     from colloid.hooks import bind, load_hook
 
     path = args.custom_convert_samples_to_train_data_path
@@ -141,7 +148,8 @@ def _check_teacher_log_probs(batch: RolloutBatch) -> None:
     if missing := _without(batch, log_probs, "teacher_log_probs"):
         raise DataError(
             f"--opd-type sglang, and {missing}. Rollouts from disk have them where the run that saved them had such a "
-            "teacher"
+            "teacher, and what --custom-convert-samples-to-train-data-path makes has them where it returns "
+            "teacher_log_probs"
         )
 
 

@@ -20,7 +20,7 @@ from colloid.data.sample import Sample, Status
 from colloid.data.turns import TurnRenderer
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestAborted
-from colloid.rollout.generate_sample import record_answer, response_text
+from colloid.rollout.generate_sample import record_answer, response_text, routing_of
 from colloid.rollout.options import SamplingOptions, request_seed
 
 TEXT_ONLY = "text_only"
@@ -172,6 +172,8 @@ class Recordings:
             recording.status = Status.TRUNCATED
             return ""
         payload = {"input_ids": request.ids, "sampling_params": params, "return_logprob": True}
+        if self._sampling.routing is not None:
+            payload["return_routed_experts"] = True
         answer = await self._client.generate(payload, name=f"turn {turn} of sample {sample.index}")
         sampled = Sample(index=sample.index)
         record_answer(sampled, answer)
@@ -185,7 +187,11 @@ class Recordings:
         forms = [{"role": "assistant", "content": begun + text}, *self._parse(begun + text)]
         if begun:
             forms.append({"role": "assistant", "content": text})
-        recording.ledger.record(request, sampled.tokens, sampled.rollout_log_probs, sampled.weight_versions, *forms)
+        experts = None
+        if self._sampling.routing is not None:
+            experts = routing_of(answer, len(request.ids) + len(sampled.tokens), self._sampling.routing, sample.index)
+        recorded = (sampled.tokens, sampled.rollout_log_probs, sampled.weight_versions)
+        recording.ledger.record(request, *recorded, *forms, experts=experts)
         return text
 
     def _find(self, conversation: Messages) -> Recording:

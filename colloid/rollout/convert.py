@@ -26,10 +26,17 @@ OPTIONAL = {
     "loss_masks": "list of 0 and 1, one a response token; 1 where it is not given",
     "rollout_log_probs": "list of float, one a response token",
     "weight_versions": "list of int, one a response token",
+    "teacher_log_probs": "list of float, one a response token (--opd-type sglang)",
+    "rollout_routed_experts": "array [tokens - 1, layers, experts a token] (--use-rollout-routing-replay)",
     "sample_indices": "int: the sample that the row is made of; the sample at its place where it is not given",
     "group_indices": "int: the sample's where it is not given",
     "rollout_ids": "int: rows that share it weigh as one; the sample's where it is not given",
 }
+
+PER_TOKEN = {"loss_masks": "loss_mask"} | {
+    name: name for name in ("rollout_log_probs", "weight_versions", "teacher_log_probs")
+}
+"""Keys whose entries are lists with one value a response token -> fields of a sample."""
 
 
 def converted_batch(
@@ -39,8 +46,8 @@ def converted_batch(
     *,
     num_steps: int,
     per_token_loss: bool,
-) -> RolloutBatch:
-    """The columns of what the user's function makes of the samples.
+) -> tuple[list[Sample], RolloutBatch]:
+    """What the user's function makes of the samples: its rows, each as a sample, and their columns.
 
     Args:
         convert: `(samples) -> dict[str, list]`.
@@ -55,7 +62,7 @@ def converted_batch(
     rows = [_row(data, row, samples, by_index, name) for row in range(count)]
     try:
         _check_finite(rows, _numbers(data["rewards"]))
-        return to_columns(
+        return rows, to_columns(
             rows,
             raw_rewards=_numbers(data.get("raw_reward", data["rewards"])),
             rewards=_numbers(data["rewards"]),
@@ -112,7 +119,7 @@ def _row(
         origin = samples[row]
     length = int(data["response_lengths"][row])
     arrays = {}
-    for key, field in (("loss_masks", "loss_mask"), ("rollout_log_probs",) * 2, ("weight_versions",) * 2):
+    for key, field in PER_TOKEN.items():
         values = data[key][row] if key in data else None
         if values is not None and len(values) != length:
             raise HookError(
@@ -132,6 +139,8 @@ def _row(
         loss_mask=arrays["loss_mask"],
         rollout_log_probs=arrays["rollout_log_probs"],
         weight_versions=arrays["weight_versions"] or [],
+        teacher_log_probs=arrays["teacher_log_probs"],
+        rollout_routed_experts=data["rollout_routed_experts"][row] if "rollout_routed_experts" in data else None,
         remove_sample=origin.remove_sample,
         status=origin.status,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from colloid.data.prompts import tokenize_prompt
 from colloid.data.routing import RoutingShape, decoded
 from colloid.data.sample import Sample, Status
@@ -77,13 +79,24 @@ def record_routing(sample: Sample, answer: dict[str, Any], shape: RoutingShape) 
         EngineError: the answer does not hold them.
     """
     meta = answer.get("meta_info") or {}
-    text = meta.get("routed_experts")
-    if text is None and sample.status is Status.ABORTED and not answer.get("output_ids"):
+    if meta.get("routed_experts") is None and sample.status is Status.ABORTED and not answer.get("output_ids"):
         return
+    sample.rollout_routed_experts = routing_of(answer, len(sample.tokens), shape, sample.index)
+
+
+def routing_of(answer: dict[str, Any], num_tokens: int, shape: RoutingShape, index: int | None) -> np.ndarray:
+    """int16 [num_tokens - 1, L, C]: the experts of a request's tokens and of those of its answer, but the last.
+
+    Args:
+        index: of the sample, for errors.
+
+    Raises:
+        EngineError: the answer does not hold them.
+    """
     try:
-        sample.rollout_routed_experts = decoded(text, len(sample.tokens), shape)
+        return decoded((answer.get("meta_info") or {}).get("routed_experts"), num_tokens, shape)
     except ValueError as error:
-        raise EngineError(f"the engine's answer for sample {sample.index}: routed_experts: {error}") from error
+        raise EngineError(f"the engine's answer for sample {index}: routed_experts: {error}") from error
 
 
 def response_text(sample: Sample, answer: dict[str, Any], tokenizer, skip_special_tokens: bool) -> str:

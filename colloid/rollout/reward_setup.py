@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from colloid.config.algorithm import has_teacher_engine
 from colloid.data.rows import PromptRow
 from colloid.errors import ConfigError, DataError
 from colloid.rewards.forms import Form, constructor_takes_path, reward_form
@@ -88,7 +89,7 @@ def check_rewardable(rows: Iterable[PromptRow], rm_type: str, args: Any) -> None
     """
     Raises:
         DataError: a row names a reward that does not exist, or lacks what its reward needs.
-        ConfigError: its reward needs `--rm-url`.
+        ConfigError: its reward needs `--rm-url`, or would ask a teacher there.
     """
     for row in rows:
         name = row.metadata.get("rm_type") or rm_type
@@ -100,6 +101,11 @@ def check_rewardable(rows: Iterable[PromptRow], rm_type: str, args: Any) -> None
         reward = get_reward(name)
         if is_remote(name) and not args.rm_url:
             raise ConfigError(f"{row.where}: the reward {name!r} needs --rm-url, the server's address")
+        if is_remote(name) and has_teacher_engine(args):
+            raise ConfigError(
+                f"{row.where}: the reward {name!r} asks the server at --rm-url, which with --opd-type sglang is the "
+                "teacher's: reward with --custom-rm-path, or give the teacher with --opd-teacher-load"
+            )
         if reward.needs_label and row.label is None:
             raise DataError(
                 f"{row.where}: no label under {args.label_key!r}, and the reward {name!r} needs one. "

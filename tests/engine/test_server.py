@@ -151,7 +151,8 @@ def test_abort_by_id_answers_with_the_tokens_so_far(server):
 
 def test_abort_all_answers_what_waits_as_well(server):
     running = [Background(server, input_ids=PROMPT, sampling_params={**LONG, "n": 16}) for _ in range(2)]
-    server.wait_until(lambda load: load["num_queued_reqs"] > 0 and load["num_running_reqs"] > 0, "some wait")
+    counts = ("num_running_reqs", "num_queued_reqs")
+    server.wait_until(lambda load: all(load[n] for n in counts) and sum(load[n] for n in counts) == 32, "some wait")
     server.post("/abort_request", {"abort_all": True})
     reasons = [a["meta_info"]["finish_reason"]["type"] for request in running for a in request.result]
     assert reasons == ["abort"] * 32
@@ -253,7 +254,8 @@ def test_chat_and_completions(server):
         ("/generate", {"input_ids": [1], "sampling_params": {"top_p": 0}}, "top_p"),
         ("/generate", {"input_ids": [1], "sampling_params": {"tempreature": 1}}, "tempreature"),
         ("/generate", {"input_ids": [1], "sampling_params": {"frequency_penalty": 1}}, "not supported"),
-        ("/generate", {"input_ids": [1], "logprob_start_len": 0}, "not supported"),
+        ("/generate", {"input_ids": [1], "logprob_start_len": -2}, "logprob_start_len"),
+        ("/generate", {"input_ids": [1], "top_logprobs_num": 2}, "not supported"),
         ("/generate", {"input_ids": [1], "sampling_params": [{}]}, "list of 1"),
         ("/generate", {"input_ids": [[1], [2]], "rid": ["a", "a"]}, "differ"),
         ("/generate", {"input_ids": [1] * 5000}, "longer than the model's context length"),

@@ -33,8 +33,11 @@ def plan(text):
         ("--use-opd --opd-type sglang --rm-url http://a:1 --opd-teacher-load .", "two teachers: leave one out"),
         ("--use-opd --opd-type sglang --rm-url http://a:1 --opd-teacher-ckpt-step 1", "is for --opd-type megatron"),
         ("--use-opd --opd-type sglang --rm-url localhost:30000", "must be an address like http://127.0.0.1:30000"),
-        ("--use-opd --opd-type megatron --opd-teacher-load . --rm-url http://a:1", "is read with --use-opd"),
-        ("--rm-url http://a:1", "--rm-url http://a:1 names a teacher's server"),
+        (
+            "--use-opd --opd-type sglang --rm-url http://a:1 --rm-type remote_rm",
+            "cannot be that of --rm-type remote_rm",
+        ),
+        ("--rm-type remote_rm --rm-url localhost:30000", "must be an address like http://127.0.0.1:30000"),
         ("--use-opd --opd-type megatron", "needs --opd-teacher-load DIR"),
         ("--loss-type custom_loss", "needs --custom-loss-function-path"),
         ("--loss-type sft_loss --use-kl-loss --use-tis", "leave out --use-kl-loss, --use-tis"),

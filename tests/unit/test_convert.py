@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from colloid import Sample
 from colloid.errors import HookError
 from colloid.rollout.batching import rollout_batch
+from tests.unit.test_step_advantages import plan
 
 STATUS = Sample.Status
 
@@ -42,13 +41,7 @@ def convert_samples_to_train_data(args, samples):
 def convert(tmp_path, text, samples=None):
     path = tmp_path / "convert.py"
     path.write_text(text)
-    args = SimpleNamespace(
-        custom_convert_samples_to_train_data_path=str(path),
-        num_steps_per_rollout=1,
-        calculate_per_token_loss=False,
-        use_rollout_logprobs=False,
-    )
-    return rollout_batch(args, samples or make_samples())
+    return rollout_batch(plan(f"--custom-convert-samples-to-train-data-path {path}"), samples or make_samples())
 
 
 def test_train_data_of_ones_own_becomes_columns(tmp_path):
