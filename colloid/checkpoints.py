@@ -204,6 +204,16 @@ def read_meta(checkpoint: Path) -> dict[str, Any]:
     return meta
 
 
+def rollouts_trained(weights: str | Path) -> int:
+    """How many rollouts a run had trained when it wrote these weights; 0 where they are of no run's checkpoint.
+
+    Args:
+        weights: the model's files, as in `iter_0000007/trainer`.
+    """
+    checkpoint = Path(weights).parent
+    return read_meta(checkpoint)["rollout_id"] + 1 if (checkpoint / "meta.json").is_file() else 0
+
+
 def _free_space(root: Path) -> str:
     """How much room there is, as a remark."""
     try:

@@ -12,25 +12,32 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from colloid.checkpoints import rollouts_trained
 from colloid.cluster.run import Run
 from colloid.config.asynchrony import updates_between
+from colloid.config.eval_config import evaluates, evaluates_only
 from colloid.config.sft import takes_conversations
+from colloid.config.tracking import wandb_options
 from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
 from colloid.observe.metrics import MetricsWriter
 from colloid.observe.progress import Progress
 from colloid.observe.summary import summary
+from colloid.observe.trackers import Tracker, open_trackers
 
 logger = logging.getLogger(__name__)
 
 
 def train(args: Any) -> None:
     """Synchronous training: each rollout is generated with the weights that the rollout before it trained."""
+    if evaluates_only(args):
+        return evaluate(args)
     setup_logging(args.run_dir, "driver")
     save_options(args)
+    trackers = trackers_of(args)
     with Run(args) as run:
         start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
+        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers)
         progress = Progress(args.num_rollout, start)
         if run.trains and run.serves:
             run.sync_weights()
@@ -71,11 +78,14 @@ def train_async(args: Any) -> None:
     With `--deterministic` nothing is generated across a weight update or a checkpoint: what was started is finished
     first. So which rollout sees which weights follows from its number alone.
     """
+    if evaluates_only(args):
+        return evaluate(args)
     setup_logging(args.run_dir, "driver")
     save_options(args)
+    trackers = trackers_of(args)
     with Run(args) as run:
         start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, resume_step=start - 1 if args.resume_from else None)
+        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers)
         progress = Progress(args.num_rollout, start)
         ahead = RolloutsAhead(run, args)
         if run.serves:
@@ -109,6 +119,19 @@ def train_async(args: Any) -> None:
         progress.close()
         writer.close()
     report_unread(args, run.options_read)
+    print(summary(args.run_dir))
+
+
+def evaluate(args: Any) -> None:
+    """Evaluation alone (`--num-rollout 0`): the given weights once, in a run directory of its own."""
+    setup_logging(args.run_dir, "driver")
+    save_options(args)
+    trackers = trackers_of(args)
+    with Run(args) as run, MetricsWriter(args.run_dir, trackers=trackers) as writer:
+        if run.trains:
+            run.sync_weights()
+        step = rollouts_trained(args.init_checkpoint)
+        writer.log(step, run.evaluate(step))
     print(summary(args.run_dir))
 
 
@@ -177,16 +200,18 @@ def save_options(args: Any) -> None:
         ) from error
 
 
-def evaluates(args: Any) -> bool:
-    """Whether the run evaluates at all."""
-    return bool(args.eval_interval and args.eval_prompt_data and not args.debug_train_only)
+def trackers_of(args: Any) -> list[Tracker]:
+    """Where metrics go beside the run directory."""
+    return open_trackers(wandb_options(args), args.run_dir, resumed=bool(args.resume_from))
 
 
 def evaluation_due(args: Any, rollout_id: int) -> bool:
-    """Evaluation comes before rollout 0, and then before every `--eval-interval`-th."""
+    """Evaluation comes before rollout 0, before every `--eval-interval`-th where that is given, and after the last."""
     if not evaluates(args):
         return False
-    return rollout_id % args.eval_interval == 0 and not (rollout_id == 0 and args.skip_eval_before_train)
+    if rollout_id == 0:
+        return not args.skip_eval_before_train
+    return bool(args.eval_interval) and rollout_id % args.eval_interval == 0
 
 
 def sync_due(args: Any, rollout_id: int) -> bool:

@@ -15,6 +15,7 @@ from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
 from colloid.config import resolve_num_rollout
+from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
 from colloid.config.sft import serves
@@ -66,7 +67,7 @@ class Run:
 
     @property
     def trains(self) -> bool:
-        """False with `--debug-rollout-only`: there are no trainer ranks, to train, to save or to send weights."""
+        """False where there are no trainer ranks, to train, to save or to send weights (`has_trainer`)."""
         return bool(self._workers)
 
     @property
@@ -196,7 +197,7 @@ class Run:
         if args.save:
             check_save_directory(Path(args.save), resume_from)
         plan = SlotPlan(
-            0 if args.debug_rollout_only else args.world_size,
+            args.world_size if has_trainer(args) else 0,
             args.num_engines if serves(args) else 0,
             args.rollout_num_gpus_per_engine,
             bool(args.colocate),
@@ -228,7 +229,7 @@ class Run:
         group = reserve(plan, args.device)
         rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
         roles = [("actor", TrainWorker, self._workers, 1)]
-        if has_critic(args):
+        if has_critic(args) and not evaluates_only(args):
             roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
         for role, kind, workers, num_cpus in roles:
             of_role = role_args(args, role)

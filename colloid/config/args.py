@@ -5,6 +5,7 @@ It remembers which attributes were read, so that an option that was set and neve
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Iterable
@@ -106,6 +107,10 @@ class Args:
         chosen = self._values if only is None else {key: self._values[key] for key in only if key in self._values}
         return {key: redacted(key, value) if redact else value for key, value in chosen.items()}
 
+    def plain(self) -> dict[str, Any]:
+        """All attributes as YAML and JSON have them, without secrets and the model's `config.json`."""
+        return {key: _plain(value) for key, value in self.as_dict().items() if key != "hf_config"}
+
     def write_yaml(self, path: str | os.PathLike[str]) -> None:
         """Writes all attributes as YAML, without secrets; those that the user set come first.
 
@@ -113,7 +118,7 @@ class Args:
         """
         import yaml
 
-        values = {key: _plain(value) for key, value in self.as_dict().items() if key != "hf_config"}
+        values = self.plain()
         given = {key: values[key] for key in sorted(self._given & values.keys())}
         rest = {key: value for key, value in values.items() if key not in given}
         text = "# given by the user\n" + yaml.safe_dump(given, sort_keys=False) if given else ""
@@ -140,6 +145,8 @@ def redacted(key: str, value: Any) -> Any:
 def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

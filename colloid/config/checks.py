@@ -13,6 +13,7 @@ from colloid.config import (
     algorithm,
     asynchrony,
     debug,
+    eval_config,
     layout,
     megatron,
     rewards,
@@ -21,6 +22,7 @@ from colloid.config import (
     sampling,
     sft,
     sglang,
+    tracking,
     trainer,
 )
 from colloid.config.args import Args
@@ -105,10 +107,6 @@ def _prompt_data(args: Args) -> str | None:
     return _first_unreadable("--prompt-data", args.prompt_data)
 
 
-def _eval_data(args: Args) -> str | None:
-    return _first_unreadable("--eval-prompt-data", [path for _, path in args.eval_prompt_data])
-
-
 def _first_unreadable(option: str, names: list[str]) -> str | None:
     files = parse_prompt_files(names, option)
     return next((text for file in files if (text := unreadable(file, option))), None)
@@ -132,7 +130,8 @@ def _hook_files(args: Args) -> str | None:
     for kind in KINDS.values():
         option = tables().by_name[kind.option]
         value = getattr(args, option.dest)
-        for path in value if isinstance(value, (list, tuple)) else [value]:
+        paths = list(value) if isinstance(value, (list, tuple)) else [value]
+        for path in [*paths, *eval_config.hook_paths(args, option.dest)]:
             file = path.partition(".py:")[0] + (".py" if path and ".py:" in path else "") if path else ""
             if file.endswith(".py") and not os.path.isfile(file):
                 return f"{kind.option} {path}: there is no file {os.path.abspath(file)}"
@@ -247,6 +246,7 @@ RULES: tuple[Rule, ...] = (
     *debug.RULES,
     *algorithm.RULES,
     *sft.RULES,
+    *eval_config.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -272,23 +272,22 @@ RUN_RULES: tuple[Rule, ...] = (
     _backend,
     _cuda_optimizer,
     _prompt_data,
-    _eval_data,
     _hook_files,
+    *eval_config.RUN_RULES,
     *debug.RUN_RULES,
     *roles.RUN_RULES,
+    *tracking.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
         found.append(f"the embedded engine has no use for {names}")
     if "attention_backend" in args.given and args.device == "cpu":
         found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
-    if args.eval_interval is not None and not args.eval_prompt_data:
-        found.append(f"--eval-interval {args.eval_interval} has no effect without --eval-prompt-data")
-    return found
+    return found + eval_config.warnings(args)

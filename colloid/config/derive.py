@@ -1,4 +1,4 @@
-"""What follows from the given options: devices, batch sizes, evaluation settings, schedules.
+"""What follows from the given options: devices, batch sizes, schedules.
 
 Each function sets attributes that were left open, and nothing that the user gave. Rules between options are in
 `checks.py`; what a value cannot be derived from is an error here, with its numbers.
@@ -6,7 +6,6 @@ Each function sets attributes that were left open, and nothing that the user gav
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from colloid.config.args import Args
@@ -105,43 +104,6 @@ def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) ->
         "rollout_batch_size × n_samples_per_prompt = global_batch_size × num_steps_per_rollout does not hold: "
         f"{left}, but {batch} × {steps} = {batch * steps}. Change one of the four, or leave one out"
     )
-
-
-_EVALUATION = {
-    "eval_temperature": "rollout_temperature",
-    "eval_top_p": "rollout_top_p",
-    "eval_top_k": "rollout_top_k",
-    "eval_max_response_len": "rollout_max_response_len",
-    "eval_max_prompt_len": "rollout_max_prompt_len",
-    "eval_max_context_len": "rollout_max_context_len",
-    "eval_input_key": "input_key",
-    "eval_label_key": "label_key",
-    "eval_tool_key": "tool_key",
-    "eval_reward_key": "reward_key",
-}
-
-
-def resolve_evaluation(args: Args) -> None:
-    """Evaluation settings that were left open are those of the rollout; `eval_prompt_data` becomes (name, path) pairs.
-
-    Raises:
-        ConfigError: names and paths do not pair up, or a name comes twice.
-    """
-    for name, source in _EVALUATION.items():
-        _default(args, **{name: getattr(args, source)})
-    words = args.eval_prompt_data or []
-    if len(words) == 1:
-        words = [os.path.splitext(os.path.basename(words[0]))[0], words[0]]
-    if len(words) % 2:
-        raise ConfigError(
-            f"--eval-prompt-data takes pairs of name and file, but got {len(words)} words: {' '.join(words)}"
-        )
-    pairs = list(zip(words[::2], words[1::2], strict=True))
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"--eval-prompt-data: the name {twice[0]!r} comes twice")
-    args.eval_prompt_data = pairs
 
 
 def resolve_algorithm(args: Args) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import asynchrony, checks, debug, derive, layout, model, rewards, roles, rundir
+from colloid.config import asynchrony, checks, debug, derive, eval_config, layout, model, rewards, roles, rundir
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -41,6 +41,8 @@ _READ_BY_PARSING = [
     "config",
     "custom_config_path",
     "dry_run",
+    "eval_config",
+    "eval_prompt_data",
     "outputs_dir",
     "run_name",
     "device",
@@ -114,7 +116,7 @@ def resolve(args: Args) -> None:
     derive.resolve_devices(args)
     derive.resolve_batch_sizes(args)
     derive.resolve_algorithm(args)
-    derive.resolve_evaluation(args)
+    eval_config.resolve_evaluation(args)
     rewards.resolve_rewards(args)
     roles.resolve_roles(args)
     debug.resolve_debug(args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
+from colloid.config.eval_config import has_trainer
 from colloid.config.layout import data_parallel_size
 from colloid.config.roles import has_critic
 from colloid.config.sft import serves
@@ -33,7 +34,7 @@ def describe_plan(args: Args) -> str:
     rollouts = (
         args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
     )
-    ranks = 0 if args.debug_rollout_only else args.world_size
+    ranks = args.world_size if has_trainer(args) else 0
     engine_slots = args.rollout_num_gpus if serves(args) else 0
     total = max(ranks, engine_slots) if args.colocate else ranks + engine_slots
     lines = [
@@ -87,8 +88,8 @@ def _teacher(args: Args) -> str:
 
 
 def _trainer(args: Args) -> str:
-    if args.debug_rollout_only:
-        return "none (--debug-rollout-only)"
+    if not has_trainer(args):
+        return f"none ({'--debug-rollout-only' if args.debug_rollout_only else '--num-rollout 0: evaluation alone'})"
     ranks = args.world_size
     return (
         f"{ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, {args.distributed_backend}: "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colloid.config.args import Args
+from colloid.config.eval_config import evaluates_only
 from colloid.config.sft import takes_conversations
 from colloid.config.tables import tables
 
@@ -29,7 +30,7 @@ def _mask(args: Args) -> str | None:
 
 
 def _no_dataset(args: Args) -> str | None:
-    if not brings_prompts(args):
+    if not brings_prompts(args) or evaluates_only(args):
         return None
     if not any(dest in args.given for dest in _OWN_PROMPTS):
         return (

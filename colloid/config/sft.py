@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colloid.config.args import Args
+from colloid.config.eval_config import evaluates
 from colloid.config.tables import tables
 
 Rule = Callable[[Args], "str | None"]
@@ -52,7 +53,7 @@ def serves(args: Args) -> bool:
     """Whether the run has engines: something is generated, or evaluated."""
     if args.debug_train_only:
         return False
-    return not takes_conversations(args) or bool(args.eval_interval and args.eval_prompt_data)
+    return not takes_conversations(args) or evaluates(args)
 
 
 def _together(args: Args) -> str | None:

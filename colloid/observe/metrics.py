@@ -1,4 +1,4 @@
-"""`metrics.jsonl` and TensorBoard events of a run: one writer, one reader.
+"""The metrics of a run: one writer, to `metrics.jsonl`, TensorBoard events and other trackers; and one reader.
 
 Invariants: every line of `metrics.jsonl` is a whole JSON object with `step` (the rollout id); after a
 resume there is no line, and no TensorBoard point, past the checkpoint's step.
@@ -10,10 +10,12 @@ import json
 import logging
 import math
 import os
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from colloid.observe.tensorboard import TensorBoardTracker
+from colloid.observe.trackers import Tracker
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -21,15 +23,16 @@ logger = logging.getLogger(__name__)
 
 
 class MetricsWriter:
-    """Writes the metrics of a run to `metrics.jsonl` and as TensorBoard scalars.
+    """Writes the metrics of a run to `metrics.jsonl`, as TensorBoard scalars, and to further trackers.
 
     Args:
         run_dir: where both go; made if need be.
         resume_step: the rollout id of the checkpoint that the run goes on from; what was logged at later steps is cut
             off. None: a new run. Metrics of an earlier one in the same directory are moved to `earlier-<n>/`.
+        trackers: who gets the metrics beside these two; closed with the writer.
     """
 
-    def __init__(self, run_dir: str | Path, resume_step: int | None = None):
+    def __init__(self, run_dir: str | Path, resume_step: int | None = None, trackers: Sequence[Tracker] = ()):
         self._path = Path(run_dir) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         if resume_step is None:
@@ -37,10 +40,12 @@ class MetricsWriter:
         else:
             cut_metrics(self._path, resume_step)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        self._events = _TensorBoardWriter(self._path.parent, None if resume_step is None else resume_step + 1)
+        events = TensorBoardTracker(self._path.parent, None if resume_step is None else resume_step + 1)
+        self._trackers: list[Tracker] = [events, *trackers]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Appends one line, and one TensorBoard point a metric. Returns when both are with the operating system.
+        """Appends one line, and one TensorBoard point a metric. Returns when both are with the operating system, and
+        the trackers know.
 
         Args:
             step: the rollout id.
@@ -60,14 +65,16 @@ class MetricsWriter:
                 logger.warning("%s is %s at step %d", name, value, step)
         record = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._append(json.dumps({"step": int(step), **record}).encode() + b"\n")
-        self._events.scalars(step, values)
+        for tracker in self._trackers:
+            tracker.log(step, values)
 
     def close(self) -> None:
-        """Closes both files. A second call does nothing."""
+        """Closes the file and the trackers. A second call does nothing."""
         if self._file >= 0:
             os.close(self._file)
-            self._events.close()
             self._file = -1
+            for tracker in self._trackers:
+                tracker.close()
 
     def __enter__(self) -> MetricsWriter:
         return self
@@ -144,32 +151,3 @@ def _move_earlier_run(run_dir: Path) -> None:
     for path in earlier:
         path.rename(target / path.name)
     logger.warning("%s held the metrics of an earlier run: they are now in %s", run_dir, target)
-
-
-class _TensorBoardWriter:
-    """Scalars as TensorBoard events. Uses TensorBoard's own file writer, so neither TensorFlow nor torch is imported.
-
-    `purge_step` tells TensorBoard to forget the points of earlier event files from that step on.
-    """
-
-    def __init__(self, directory: Path, purge_step: int | None):
-        from tensorboard.compat.proto import event_pb2, summary_pb2
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
-        self._writer = EventFileWriter(str(directory), flush_secs=30)
-        if purge_step is not None:
-            session = event_pb2.SessionLog
-            self._add(step=purge_step, session_log=session(status=session.START))
-            self._writer.flush()
-
-    def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        entries = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._add(step=step, summary=self._summary(value=entries))
-        self._writer.flush()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _add(self, **fields: Any) -> None:
-        self._writer.add_event(self._event(wall_time=time.time(), **fields))

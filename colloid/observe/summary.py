@@ -34,6 +34,7 @@ WHOLE = ("perf/step_time", "perf/eval_time")
 OUTPUTS = (
     (METRICS_FILE, "one line a step"),
     ("rollouts", "the samples, one Parquet file a rollout"),
+    ("wandb", "what W&B keeps of the run"),
     ("checkpoints", "model, optimizer and data state"),
     ("args.yaml", "every option as it was resolved"),
     ("log.txt", "what the processes logged"),
@@ -100,8 +101,18 @@ def _progress_lines(records: list[dict[str, Any]]) -> list[str]:
         lines.append(f"loss       {losses[0]:.3f} -> {losses[-1]:.3f}   (first and last of {len(losses)} rollouts)")
         lines.append(f"           {sparkline(_thinned(losses))}")
     for name, (before, after) in eval_before_after(records).items():
-        lines.append(f"held out   {before:.3f} -> {after:.3f}   ({name})")
+        if len(_values(records, f"eval/{name}")) > 1:
+            lines.append(f"held out   {before:.3f} -> {after:.3f}   ({name})")
+        else:
+            lines.append(f"held out   {after:.3f}   ({name}){_details(records, f'eval/{name}/')}")
     return lines
+
+
+def _details(records: list[dict[str, Any]], prefix: str) -> str:
+    """pass@k, truncation and length of a set, as the rest of its line."""
+    found = {name.removeprefix(prefix): _values(records, name)[-1:] for record in records for name in record}
+    shown = [name for name in found if name.startswith("pass@")] + ["truncated_ratio", "response_length"]
+    return "".join(f"  {name.replace('_', ' ')} {found[name][0]:.3g}" for name in shown if found.get(name))
 
 
 def _time_lines(records: list[dict[str, Any]]) -> list[str]:
@@ -109,9 +120,10 @@ def _time_lines(records: list[dict[str, Any]]) -> list[str]:
     if not total:
         return []
     count = len(_values(records, "perf/step_time"))
+    what = f", {count} {'rollout' if count == 1 else 'rollouts'}" if count else ""
     lines = [f"{'time':<14}{'seconds':>9}{'share':>7}"]
     lines += [f"{label:<14}{value:>9.1f}{value / total:>7.0%}" for label, value in time_by_part(records).items()]
-    lines.append(f"{'all':<14}{total:>9.1f}   {duration(total)}, {count} {'rollout' if count == 1 else 'rollouts'}")
+    lines.append(f"{'all':<14}{total:>9.1f}   {duration(total)}{what}")
     for label, name in (("generated", "perf/rollout_tokens_per_sec"), ("trained", "perf/train_tokens_per_sec")):
         if rates := _values(records, name):
             lines.append(f"{label:<14}{_mean(rates):>9.0f}   tokens/s")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
+from colloid.config.eval_config import has_trainer
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
@@ -135,7 +136,7 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
     return FleetConfig(
         num_engines=args.num_engines,
         # Where no trainer sends its weights, the engines load those that it would start with.
-        model_path=args.init_checkpoint if args.debug_rollout_only else args.hf_checkpoint,
+        model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
         log_dir=Path(args.run_dir) / "engines",
         api_key=api_key,
         engine_options=embedded_options(args),

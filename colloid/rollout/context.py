@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from colloid.config.eval_config import EvalDatasetConfig
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestScope
@@ -29,8 +30,19 @@ from colloid.rollout.staleness import Versions
 class EvalSet:
     """One evaluation set."""
 
-    name: str
     dataset: PromptDataset
+    config: EvalDatasetConfig
+
+    @property
+    def name(self) -> str:
+        """Of its curve."""
+        return self.config.name
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """What goes before the metadata of its rows: a reward of its own, and the overrides."""
+        rm_type = self.config.rm_type
+        return {**({} if rm_type is None else {"rm_type": rm_type}), **self.config.metadata_overrides}
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,8 @@ class RolloutContext:
     tokenizer: Any
     grader: Grader
     eval_sets: list[EvalSet] = field(default_factory=list)
+    eval_graders: dict[str, Grader] = field(default_factory=dict)
+    """Of evaluation sets that have a reward of their own, by their names."""
     end_ids: list[int] = field(default_factory=list)
     """Tokens that end generation, as the model's directory says."""
     loop: asyncio.AbstractEventLoop | None = None
@@ -58,16 +72,22 @@ class RolloutContext:
         *,
         evaluation: bool = False,
         reward_key: str | None = None,
+        grader: Grader | None = None,
+        custom_generate: str | None = None,
     ) -> GroupRunner:
-        """A runner of this manager's, for one rollout or one evaluation set."""
+        """A runner of this manager's, for one rollout or one evaluation set.
+
+        Args:
+            grader, custom_generate: None: the run's.
+        """
         return GroupRunner(
             self.client,
             self.tokenizer,
-            self.grader,
+            grader or self.grader,
             sampling,
             scope,
             rollout_id=rollout_id,
-            custom_generate=self.args.custom_generate_function_path,
+            custom_generate=custom_generate or self.args.custom_generate_function_path,
             load_generate=self._load_generate,
             evaluation=evaluation,
             reward_key=reward_key,

@@ -34,17 +34,25 @@ from colloid.errors import CheckpointError, HookError
 from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
-from colloid.rollout.evaluate import evaluation_metrics
+from colloid.rollout.evaluate import evaluation_metrics, evaluation_output, file_name, make_graders, scores_text
 from colloid.rollout.grading import Grader
+from colloid.rollout.log_hooks import LogHooks
 from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_failures, warn_of_useless_rewards
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
-from colloid.rollout.setup import load_eval_sets, load_rollout_function, make_data_source, resolve_rm_type
+from colloid.rollout.scores import rollout_scores
+from colloid.rollout.setup import (
+    load_eval_function,
+    load_eval_sets,
+    load_rollout_function,
+    make_data_source,
+    resolve_rm_type,
+)
 from colloid.rollout.source_calls import check_groups, mark_consumed
 from colloid.rollout.staleness import Versions, is_stale, staleness_metrics
 from colloid.rollout.teacher import Teacher, check_same_tokenizer, make_teacher
-from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
+from colloid.rollout.types import RolloutFnTrainOutput
 from colloid.rollout.waiting import WaitingRollouts
 
 logger = logging.getLogger(__name__)
@@ -69,7 +77,8 @@ class RolloutManager:
         self._tokenizer = load_tokenizer(args.hf_checkpoint)
         self._source = make_data_source(args)
         self._eval_sets = load_eval_sets(args, self._tokenizer)
-        self._rollout_function = load_rollout_function(args)
+        self._rollout_function, self._eval_function = load_rollout_function(args), load_eval_function(args)
+        self._log_hooks = LogHooks(args)
         rm_type = resolve_rm_type(args, getattr(self._source, "dataset", None), self._eval_sets)
         self._grader_options = grader_options(args, rm_type)
         if has_teacher_engine(args) and not args.rm_url:
@@ -110,7 +119,11 @@ class RolloutManager:
         end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
         loop = asyncio.get_running_loop()
         self._context = RolloutContext(
-            *(self._args, client, self._tokenizer, grader, self._eval_sets, end_ids, loop), versions=self._versions
+            *(self._args, client, self._tokenizer, grader, self._eval_sets),
+            eval_graders=make_graders(self._eval_sets, self._grader_options),
+            end_ids=end_ids,
+            loop=loop,
+            versions=self._versions,
         )
         if has_teacher_engine(self._args):
             self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
@@ -174,7 +187,10 @@ class RolloutManager:
             metrics["perf/rollout_idle_ratio"] = idle / (idle + self._last_end - started)
         if self._args.log_multi_turn:
             metrics |= multi_turn_metrics(samples, batch)
-        return replace(result, metrics={**metrics, **(output.metrics or {}), **self._data_metrics()})
+        metrics |= rollout_scores(self._args, samples, batch) | self._data_metrics()
+        seconds = self._last_end - started
+        metrics = await self._log_hooks.rollout(rollout_id, samples, output.metrics or {}, seconds, metrics)
+        return replace(result, metrics=metrics)
 
     async def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
         """What the rollout function returns, checked; it waits to be trained."""
@@ -222,19 +238,17 @@ class RolloutManager:
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
-        if not self._eval_sets:
+        if not self._eval_sets and self._eval_function is None:
             return {}
         started = time.monotonic()
-        output = await self._call(self._rollout_function, rollout_id, self._source, evaluation=True)
-        if not isinstance(output, RolloutFnEvalOutput):
-            raise HookError(
-                f"--rollout-function-path {self._args.rollout_function_path} must return a RolloutFnEvalOutput where "
-                f"evaluation is True, and returned {type(output).__name__}"
-            )
+        function = self._eval_function or self._rollout_function
+        output = await self._call(function, rollout_id, self._source, evaluation=True)
+        output = evaluation_output(output, getattr(function, "name", "the default rollout function"))
         for name, values in output.data.items():
-            file_name = "".join(character if character.isalnum() else "_" for character in name)
-            await self._record(f"eval_{file_name}_{rollout_id:06d}", values.get("samples") or [])
-        metrics = {**(output.metrics or {}), **evaluation_metrics(output.data)}
+            await self._record(f"eval_{file_name(name)}_{rollout_id:06d}", values.get("samples") or [])
+        metrics = evaluation_metrics(output.data, self._args.log_reward_category)
+        logger.info("evaluation before rollout %d: %s", rollout_id, scores_text(metrics))
+        metrics = await self._log_hooks.evaluation(rollout_id, output.data, output.metrics or {}, metrics)
         return {**metrics, "perf/eval_time": time.monotonic() - started}
 
     def save(self, directory: str | Path, rollout_id: int) -> None:
@@ -270,7 +284,8 @@ class RolloutManager:
             for kept in self._context.kept.values():
                 await kept.close()
             await self._context.client.close()
-            await self._context.grader.close()
+            for grader in {self._context.grader, *self._context.eval_graders.values()}:
+                await grader.close()
             self._context = None
 
     async def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import xxhash
 
+from colloid.config.eval_config import EvalDatasetConfig
 from colloid.data.opening import context_length
 from colloid.data.routing import RoutingShape
 
@@ -88,24 +89,23 @@ def routing_shape(args) -> RoutingShape:
     return RoutingShape(args.num_layers, args.moe_router_topk, args.num_experts)
 
 
-def evaluation_sampling(args) -> SamplingOptions:
-    """The sampling options of evaluation; an `eval_…` option that is not given is the training one."""
-
-    def either(name: str):
-        value = getattr(args, f"eval_{name}")
-        return getattr(args, f"rollout_{name}") if value is None else value
-
-    params = _params(args, either("temperature"), either("top_p"), either("top_k"))
-    if args.eval_min_new_tokens:
-        params["min_new_tokens"] = args.eval_min_new_tokens
-    limits = [limit for limit in (context_length(args), args.eval_max_context_len) if limit]
+def evaluation_sampling(args, config: EvalDatasetConfig) -> SamplingOptions:
+    """The sampling options of an evaluation set."""
+    params = _params(args, config.temperature, config.top_p, config.top_k)
+    for name in ("stop", "stop_token_ids"):
+        params.pop(name, None)
+        if getattr(config, name):
+            params[name] = list(getattr(config, name))
+    if config.min_new_tokens:
+        params["min_new_tokens"] = config.min_new_tokens
+    limits = [limit for limit in (context_length(args), config.max_context_len) if limit]
     return SamplingOptions(
         params=params,
-        max_response_len=either("max_response_len"),
+        max_response_len=config.max_response_len,
         max_context_len=min(limits, default=None),
         skip_special_tokens=bool(args.rollout_skip_special_tokens),
         seed=args.rollout_seed,
-        apply_chat_template_kwargs=args.apply_chat_template_kwargs or {},
+        apply_chat_template_kwargs=config.apply_chat_template_kwargs or {},
     )
 
 

@@ -18,9 +18,9 @@ from colloid.data.rows import PromptDataset
 from colloid.data.source import RolloutDataSource, RolloutDataSourceWithBuffer
 from colloid.data.stream import PromptStream
 from colloid.errors import ConfigError
+from colloid.rewards.forms import reward_form
 from colloid.rewards.registry import get_reward
 from colloid.rollout.context import EvalSet
-from colloid.rollout.evaluate import check_eval_names
 from colloid.rollout.generate import generate_rollout
 from colloid.rollout.group_hooks import check_group_hooks
 from colloid.rollout.reward_setup import check_reward_functions, check_rewardable
@@ -61,25 +61,36 @@ def _data_source_of(args: Any) -> Any:
 
 
 def load_eval_sets(args: Any, tokenizer: Any) -> list[EvalSet]:
-    """The evaluation sets, read with the `eval_…` keys where those are given."""
-    training = prompt_format(args)
-    limits = [limit for limit in (context_length(args), args.eval_max_context_len) if limit]
-    longest = args.eval_max_prompt_len or args.rollout_max_prompt_len
-    if limits:
-        response = args.eval_max_response_len or args.rollout_max_response_len
-        room = min(limits) - response
-        longest = min(filter(None, [longest, room if room > 0 else min(limits) - 1]))
-    eval_format = replace(
-        training,
-        input_key=args.eval_input_key or training.input_key,
-        label_key=args.eval_label_key or training.label_key,
-        tool_key=args.eval_tool_key or training.tool_key,
-        max_tokens=longest,
-    )
-    pairs = [(str(name), str(path)) for name, path in (args.eval_prompt_data or [])]
-    check_eval_names([name for name, _ in pairs])
+    """The evaluation sets, read as each says, and their functions loaded.
+
+    Raises:
+        DataError: a file is missing, a row cannot be used, or none is left.
+        HookError: a function cannot be loaded.
+    """
     options = LoadOptions(args.skip_bad_rows)
-    return [EvalSet(name, load_prompts(path, tokenizer, eval_format, options)) for name, path in pairs]
+    sets = []
+    for config in args.eval_datasets:
+        limits = [limit for limit in (context_length(args), config.max_context_len) if limit]
+        longest = config.max_prompt_len
+        if limits:
+            room = min(limits) - config.max_response_len
+            longest = min(filter(None, [longest, room if room > 0 else min(limits) - 1]))
+        eval_format = replace(
+            prompt_format(args),
+            input_key=config.input_key,
+            label_key=config.label_key,
+            metadata_key=config.metadata_key,
+            tool_key=config.tool_key,
+            apply_chat_template=config.apply_chat_template,
+            chat_template_kwargs=config.apply_chat_template_kwargs or {},
+            max_tokens=longest,
+        )
+        if config.custom_generate_function_path:
+            check_generate_function(config.custom_generate_function_path)
+        for path in config.custom_rm_path or []:
+            reward_form(path, bool(args.group_rm))
+        sets.append(EvalSet(load_prompts(config.path, tokenizer, eval_format, options), config))
+    return sets
 
 
 def load_rollout_function(args: Any) -> Callable[..., Any]:
@@ -98,6 +109,15 @@ def load_rollout_function(args: Any) -> Callable[..., Any]:
     return bind(load_hook(args.rollout_function_path, "rollout_function"), args)
 
 
+def load_eval_function(args: Any) -> Callable[..., Any] | None:
+    """That of `--eval-function-path`, bound to `args`; None: the rollout function evaluates."""
+    if args.eval_function_path is None:
+        return None
+    from colloid.hooks import bind, load_hook
+
+    return bind(load_hook(args.eval_function_path, "eval_function"), args)
+
+
 def check_generate_function(path: str) -> None:
     """Raises `HookError` where there is no such function."""
     from colloid.hooks import load_hook
@@ -114,6 +134,10 @@ def resolve_rm_type(args: Any, dataset: Any, eval_sets: list[EvalSet]) -> str | 
         ConfigError, DataError: no reward is possible, or rows lack what theirs needs.
     """
     check_reward_functions(args)
+    for one in eval_sets:
+        if one.config.rm_type and not one.config.custom_generate_function_path:
+            rows = [replace(row, metadata=row.metadata | one.metadata) for row in one.dataset.rows]
+            check_rewardable(rows, one.config.rm_type, args)
     if args.custom_rm_path:
         return args.rm_type
     rm_type = args.rm_type
@@ -129,6 +153,8 @@ def resolve_rm_type(args: Any, dataset: Any, eval_sets: list[EvalSet]) -> str | 
     rm_type = rm_type or "math"
     get_reward(rm_type)
     if not args.custom_generate_function_path:
-        for one in (rows, *(eval_set.dataset.rows for eval_set in eval_sets)):
-            check_rewardable(one, rm_type, args)
+        check_rewardable(rows, rm_type, args)
+    for one in eval_sets:
+        if not (one.config.rm_type or one.config.custom_rm_path or one.config.custom_generate_function_path):
+            check_rewardable(one.dataset.rows, rm_type, args)
     return rm_type

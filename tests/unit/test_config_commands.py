@@ -74,7 +74,7 @@ def test_the_model_script_takes_the_checkpoint_from_the_environment(tmp_path, ti
         ("--rolout-batch-size 4", ["error:", "--rolout-batch-size", "did you mean --rollout-batch-size?"]),
         ("--prompt-data none.jsonl --hf-checkpoint none", ["error:", "--hf-checkpoint none", "no such directory"]),
         ("--rollout-batch-size 3 --n-samples-per-prompt 2 --global-batch-size 4", ["3 × 2 = 6", "4"]),
-        ("--use-wandb", ["not supported yet", "--use-wandb"]),
+        ("--http-proxy x", ["not supported yet", "--http-proxy"]),
     ],
 )
 def test_mistakes_end_with_2_and_no_traceback(tmp_path, options, words):

@@ -35,7 +35,14 @@ ROLLOUT = (
 )
 
 EVALUATION = (
-    opt("--eval-interval", "int", None, "Evaluate each that many rollouts.", low=1, shown="never"),
+    opt(
+        "--eval-interval",
+        "int",
+        None,
+        "Evaluate each that many rollouts.",
+        low=1,
+        shown="before the first rollout and after the last",
+    ),
     opt(
         "--eval-prompt-data", "str", None, "Evaluation sets: pairs of name and file, or a file.", nargs="+", repeat=True
     ),
@@ -65,8 +72,14 @@ EVALUATION = (
         shown="--rollout-max-context-len",
     ),
     opt("--eval-min-new-tokens", "int", None, "Least tokens of a response.", low=0, shown="0"),
-    opt("--eval-config", "str", None, "YAML: evaluation sets with their own settings.", **LATER),
-    opt("--eval-function-path", "str", None, "Function that evaluates.", **LATER),
+    opt("--eval-config", "str", None, "YAML: evaluation sets with their own settings (docs/evaluation.md)."),
+    opt(
+        "--eval-function-path",
+        "str",
+        None,
+        "`(args, rollout_id, data_source, evaluation=True) -> RolloutFnEvalOutput`: evaluates.",
+        shown="--rollout-function-path",
+    ),
 )
 
 ASYNC = (
@@ -119,8 +132,18 @@ HOOKS = (
         "`(args, rollout_id, rollout_data)`: called on the trainer's ranks once log-probs and advantages are known.",
     ),
     opt("--buffer-filter-path", "str", None, "Function that chooses groups from the buffer."),
-    opt("--custom-rollout-log-function-path", "str", None, "Logs rollouts.", **LATER),
-    opt("--custom-eval-rollout-log-function-path", "str", None, "Logs evaluations.", **LATER),
+    opt(
+        "--custom-rollout-log-function-path",
+        "str",
+        None,
+        "`(rollout_id, args, samples, extra_metrics, rollout_time) -> bool`: logs a rollout; True: nothing else does.",
+    ),
+    opt(
+        "--custom-eval-rollout-log-function-path",
+        "str",
+        None,
+        "`(rollout_id, args, data, extra_metrics) -> bool`: the same of an evaluation.",
+    ),
     opt(
         "--custom-model-provider-path",
         "str",
