@@ -108,14 +108,16 @@ def test_no_file_is_read_or_written_outside(run, tmp_path):
         for mode in ("r", "a"):
             result = run(f"open({str(path)!r}, {mode!r}).write('x')")
             assert result.status == 1 and ("FileNotFound" in result.stderr or "Errno" in result.stderr), (path, mode)
-    code = (
-        f"import os\nfor f in (os.unlink, os.chmod, os.truncate):\n    args = {{os.chmod: (0o777,), os.truncate: (0,)}}"
-    )
-    code += f".get(f, ())\n    try: f({str(secret)!r}, *args); print('done')\n    except OSError: print('no')"
+    code = f"""
+import os
+for function, *arguments in ((os.unlink,), (os.chmod, 0o777), (os.truncate, 0)):
+    try: function({str(secret)!r}, *arguments); print("done")
+    except OSError: print("no")
+"""
     assert run(code).stdout == "no\n" * 3
     assert secret.read_text() == "token" and secret.stat().st_mode & 0o777 == 0o644 and not beside.exists()
     beside.parent.rmdir()
-    assert "Errno" in run(f"import os\nopen(os.__file__, 'a')").stderr, "the interpreter is read-only"
+    assert "Errno" in run("import os\nopen(os.__file__, 'a')").stderr, "the interpreter is read-only"
 
 
 def test_runs_share_no_files(run):
@@ -193,7 +195,7 @@ def test_packages_can_be_made_readable(run, tmp_path):
 
 
 def _processes(text):
-    """Ids of processes with a text in their environment."""
+    """Ids of processes with a text in their command line."""
     found = []
     for entry in Path("/proc").iterdir():
         try:

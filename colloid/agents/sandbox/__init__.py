@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,11 +198,9 @@ async def _run(code: str, limits: Limits, mechanism: str) -> SandboxResult:
         finally:
             await _end(process)
         said = os.read(reader, 1 << 16).decode()
-    verdict = (
-        json.loads(said.splitlines()[0])
-        if said
-        else {"error": f"its supervisor ended with {process.returncode}: {outputs[1]}"}
-    )
+    if not said:
+        raise SandboxError(f"{mechanism}: its supervisor ended with status {process.returncode}: {outputs[1]}")
+    verdict = json.loads(said.splitlines()[0])
     if "error" in verdict:
         raise SandboxError(f"{mechanism}: {verdict['error']}")
     ended = "output" if flooded else verdict["ended"]
@@ -252,10 +250,8 @@ async def _end(process: Any) -> None:
 
 
 def _signal(process: Any, send: Any) -> None:
-    try:
+    with suppress(ProcessLookupError):  # It may have ended just now.
         send()
-    except ProcessLookupError:
-        pass  # It has just ended.
 
 
 def _interpreter() -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""System calls that Python has no function for. Standard library only: the sandbox's runner imports it without colloid."""
+"""System calls that Python has no function for. Standard library only: the runner imports it without colloid."""
 
 from __future__ import annotations
 
