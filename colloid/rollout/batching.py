@@ -173,6 +173,7 @@ def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
         and not estimator.always_whitens
         and not args.normalize_advantages
         and not args.custom_advantage_function_path
+        and not (args.use_tis and args.custom_tis_function_path)
         and not args.rollout_data_postprocess_path
         and not (args.use_kl_loss and args.kl_loss_coef)
         and not args.entropy_coef

@@ -171,7 +171,8 @@ class RolloutManager:
         batch = await asyncio.to_thread(rollout_batch, self._args, samples)
         if rewarded(self._args) and not self._args.use_opd:
             warn_of_useless_rewards(samples, batch, rollout_id)
-        shaped = batch.rewards.tolist() if batch.num_samples == len(samples) else None  # a hook may make other rows
+        rows = batch.sample_ids.tolist() == [sample.index for sample in samples]  # a hook may make other ones
+        shaped = batch.rewards.tolist() if rows else None
         await self._record(f"{rollout_id:06d}", samples, shaped)
         result = await asyncio.to_thread(rollout_result, self._args, samples, batch)
         self._last_end = time.monotonic()

@@ -224,14 +224,14 @@ def update(rank: int, world_size: int, init_method: str, model: Path, urls: list
 def sync_with_engine(
     rank: int, world_size: int, init_method: str, model: Path, url: str, *, rounds: int = 3, vocab: int = 512
 ) -> dict[str, Any]:
-    """Rounds of: send the weights, generate with the engine, train on that."""
+    """Rounds of: send the weights, generate with the engine, judge that as a teacher's engine does, train on it."""
     from colloid.data.columns import to_columns
     from colloid.data.sample import Sample
     from colloid.engines.control import EngineAddress, EngineControl
 
     actor = Ranks(rank, world_size, init_method).actor(model, lr=1e-2)
     engine = EngineControl(url, "key")
-    result: dict[str, list] = {"metrics": [], "engine": [], "trainer": []}
+    result: dict[str, list] = {"metrics": [], "engine": [], "trainer": [], "judged": []}
     for rollout in range(rounds):
         actor.update_weights([EngineAddress(url)], "key")
         checked = engine.post("/weights_checker", {"action": "checksum"})
@@ -246,6 +246,10 @@ def sync_with_engine(
             log_probs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
             sample = Sample(index=index, group_index=index // 2, tokens=prompt, status=Sample.Status.PENDING)
             sample.append_response_tokens(answer["output_ids"], log_probs=log_probs)
+            request = {"input_ids": sample.tokens, "sampling_params": {"max_new_tokens": 0}, "return_logprob": True}
+            request |= {"logprob_start_len": len(prompt) - 1, "input_logprob_temperature": TEMPERATURE}
+            judged = engine.post("/generate", request)["meta_info"]["input_token_logprobs"][1:]
+            result["judged"] += [own - entry[0] for own, entry in zip(log_probs, judged, strict=True)]
             sample.status = Sample.Status.COMPLETED
             samples.append(sample)
         rewards = np.tile([1.0, -1.0], 4)

@@ -7,7 +7,6 @@ of its own.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,16 @@ from colloid.data.batch import RankBatch, RolloutBatch
 from colloid.data.schedule import Bounds, build_rank_batches
 from tests.parallel.cases import Ranks
 from tests.parallel.rollouts import make_rollout
+
+TP = {"tensor_model_parallel_size": 2}
+SP = {"sequence_parallel": True}
+PP = {"pipeline_model_parallel_size": 2}
+CP = {"context_parallel_size": 2}
+EP = {"expert_model_parallel_size": 2}
+VPP = {"num_layers_per_virtual_pipeline_stage": 1}
+DISTRIBUTED = {"use_distributed_optimizer": True}
+OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
+RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 BATCHES: dict[str, dict[str, Any]] = {
     "1 sample": {"micro_batch_size": 1},
@@ -87,8 +96,7 @@ def one_layout(
         result["steps"][name] = {"metrics": metrics, "gradients": whole_gradients(actor)}
     actor.close()
     for name in policy_losses:
-        actor = ranks.actor(model, num_steps_per_rollout=2, **options)
-        actor._objective = replace(actor._objective, policy_loss=name)
+        actor = ranks.actor(model, **options | {"num_steps_per_rollout": 2, "policy_loss": name})
         metrics = actor.train(0, part(make_rollout(num_steps=2, **rollout), micro_batch_size=2))
         weights = {key: tensor.float().numpy().copy() for key, tensor in actor._export()}
         result["trainings"][name] = {"metrics": metrics, "weights": weights, "copies agree": copies_agree(actor)}

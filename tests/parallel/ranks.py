@@ -1,18 +1,22 @@
 """Runs a function on several trainer ranks: real processes, gloo, a hard time limit.
 
-Importing Megatron takes seconds, so a spawn should hold many cases; a case returns what the tests assert on.
+Importing Megatron takes seconds, so it is done once, in a server that the ranks are forked from. A spawn should hold
+many cases nevertheless; a case returns what the tests assert on.
 """
 
 from __future__ import annotations
 
-import importlib
+import multiprocessing
+import os
 import pickle
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["colloid.training.actor", "colloid.training.critic"])
 
 
 def run_ranks(
@@ -29,43 +33,40 @@ def run_ranks(
     (directory / "inputs").write_bytes(pickle.dumps(inputs))
     name = f"{case.__module__}:{case.__name__}"
     logs = [directory / f"log_{rank}" for rank in range(world_size)]
-    ranks = []
-    for rank in range(world_size):
-        command = [sys.executable, "-m", "tests.parallel.ranks", name, str(directory), str(rank), str(world_size)]
-        with logs[rank].open("wb") as log:
-            ranks.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    ranks = [
+        FORKS.Process(target=_rank, args=(case, directory, rank, world_size, logs[rank])) for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.start()
     deadline = time.monotonic() + timeout
     try:
         # One that failed leaves the others waiting.
-        while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
+        while any(rank.exitcode is None for rank in ranks) and not any(rank.exitcode for rank in ranks):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{name} took more than {timeout} s")
             time.sleep(0.05)
-        if any(rank.poll() for rank in ranks):
+        if any(rank.exitcode for rank in ranks):
             time.sleep(1)
-            raise RuntimeError(f"{name}: exit codes {[rank.poll() for rank in ranks]}")
+            raise RuntimeError(f"{name}: exit codes {[rank.exitcode for rank in ranks]}")
     except (TimeoutError, RuntimeError) as error:
         output = "\n".join(f"--- rank {row}\n{log.read_text(errors='replace')[-4000:]}" for row, log in enumerate(logs))
         raise AssertionError(f"{error}\n{output}") from None
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.join()
     return [pickle.loads((directory / f"result_{rank}").read_bytes()) for rank in range(world_size)]
 
 
-def main() -> None:
-    name, place, rank, world_size = sys.argv[1:]
-    directory = Path(place)
+def _rank(case: Callable[..., Any], directory: Path, rank: int, world_size: int, log: Path) -> None:
+    """In its own process: what it prints goes to `log`."""
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
     import torch
 
     torch.set_num_threads(1)
-    module, _, function = name.partition(":")
     inputs = pickle.loads((directory / "inputs").read_bytes())
-    case = getattr(importlib.import_module(module), function)
-    result = case(int(rank), int(world_size), f"file://{directory}/rendezvous", **inputs)
+    result = case(rank, world_size, f"file://{directory}/rendezvous", **inputs)
     (directory / f"result_{rank}").write_bytes(pickle.dumps(result))
-
-
-if __name__ == "__main__":
-    main()
+    sys.stdout.flush()

@@ -12,20 +12,11 @@ import pytest
 
 from tests.parallel.critic_layouts import checkpoint, critic_and_policy
 from tests.parallel.family_models import VOCAB, make_family
-from tests.parallel.layouts import run_layouts
+from tests.parallel.layouts import CP, DISTRIBUTED, EP, OVERLAPPED, PP, RECOMPUTED, SP, TP, VPP, run_layouts
 from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(300)
 
-TP = {"tensor_model_parallel_size": 2}
-SP = {"sequence_parallel": True}
-PP = {"pipeline_model_parallel_size": 2}
-CP = {"context_parallel_size": 2}
-EP = {"expert_model_parallel_size": 2}
-VPP = {"num_layers_per_virtual_pipeline_stage": 1}
-DISTRIBUTED = {"use_distributed_optimizer": True}
-OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
-RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "TP2": ("qwen2", 2, TP),

@@ -16,10 +16,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2": {},
     "CP2": {"context_parallel_size": 2},
     "PP2": {"pipeline_model_parallel_size": 2},
+    "TP2 SP": {"tensor_model_parallel_size": 2, "sequence_parallel": True},
 }
 KL_REWARD = {"kl_coef": 0.05}
 ALGORITHMS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo, whitened": ("ppo", {"normalize_advantages": True}),
+    "grpo, each token the same": ("ppo", {"calculate_per_token_loss": True}),
     "gspo": ("gspo", {"advantage_estimator": "gspo"}),
     "cispo": ("cispo", {"advantage_estimator": "cispo", "normalize_advantages": True, "eps_clip": 1e-4}),
     "reinforce++": ("ppo", {"advantage_estimator": "reinforce_plus_plus", "gamma": 0.9} | KL_REWARD),
@@ -48,7 +50,8 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
     for name, (loss, options) in ALGORITHMS.items():
         for layout, sizes in {"one": {}, **LAYOUTS}.items():
             given = options | sizes | ({"ref_load": other} if "kl_coef" in options else {})
-            arguments = {"model": model, "options": given, "rollout": {}, "policy_losses": [loss]}
+            rollout = {"per_token": True} if "calculate_per_token_loss" in options else {}
+            arguments = {"model": model, "options": given, "rollout": rollout, "policy_losses": [loss]}
             size, batches = (1, ["2 samples", "dynamic"]) if layout == "one" else (2, ["2 samples", "shuffled"])
             waves.append([(f"{name} / {layout}", size, arguments | {"batches": batches})])
     return run_ranks(run_layouts, 2, tmp_path_factory.mktemp("ranks"), timeout=240.0, waves=waves)

@@ -13,19 +13,11 @@ import pytest
 
 from tests.parallel.family_models import VOCAB, make_family
 from tests.parallel.freezing_cases import refused, train_frozen, train_frozen_critic
-from tests.parallel.layouts import run_layouts
+from tests.parallel.layouts import CP, DISTRIBUTED, EP, OVERLAPPED, PP, RECOMPUTED, SP, TP, run_layouts
 from tests.parallel.ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(300)
 
-TP = {"tensor_model_parallel_size": 2}
-SP = {"sequence_parallel": True}
-PP = {"pipeline_model_parallel_size": 2}
-CP = {"context_parallel_size": 2}
-EP = {"expert_model_parallel_size": 2}
-DISTRIBUTED = {"use_distributed_optimizer": True}
-OVERLAPPED = DISTRIBUTED | {"overlap_grad_reduce": True, "overlap_param_gather": True}
-RECOMPUTED = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 
 FROZEN: dict[str, tuple[str, dict[str, str], str]] = {
     "embedding": ("qwen3", {"freeze_params_name_list": r"embedding\.word"}, "embed_tokens"),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from colloid.weights.tensor_transport import checksum
-from tests.parallel.rollouts import hf_loss, hf_model, make_rollout
+from tests.parallel.rollouts import TEMPERATURE, hf_loss, hf_model, make_rollout
 
 
 def difference(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> float:
@@ -109,6 +109,8 @@ def test_real_engine_holds_the_trainers_weights_and_agrees_on_log_probs(one_rank
     assert sync["trainer"][0] != sync["trainer"][2]
     for metrics in sync["metrics"]:
         assert metrics["train/train_rollout_logprob_abs_diff"] < 1e-5
+    # Also at this temperature, as a teacher.
+    assert max(map(abs, sync["judged"])) < 1e-5 and TEMPERATURE != 1
 
 
 def test_no_shared_memory_is_left_behind(two_ranks):

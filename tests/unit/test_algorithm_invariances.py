@@ -1,4 +1,22 @@
-"""What no estimator may depend on, from the samples to the gradient: packing, order, samples that take no part."""
+"""What no estimator may depend on, from the samples to the gradient: packing, order, samples that take no part.
+
+What must hold of gradient and loss, and where else it is shown (P: `tests/parallel`, U: `tests/unit`):
+
+- every micro-batch split, packing and order: here; on ranks P `test_gradients`, `test_layouts`
+- DP, CP, TP, PP, both aggregations, masked and removed samples: P `test_layouts`, `test_estimators`; of the critic
+  P `test_critic_layouts`
+- the mean advantage of every uneven group is 0: here
+- a rollout that was split into siblings has the same loss: here; U `test_columns`
+- log-ratios of ±100, masked or not: here; U `test_algorithms_objective`, `test_algorithms_corrections`
+- at a temperature the ratio is 1 on every path: engine and teacher's engine P `test_training`, recomputed (old actor)
+  P `test_trainer_options`, reference P `test_gradients`, teacher P `test_algorithm_options`
+- the stop token is trained: U `test_rollout`; padding is not: U `test_logprob`, `test_sequence_split`
+- every option changes the result: P `test_algorithm_options`; here; U `test_algorithms_corrections`
+- GAE with tool tokens is GAE without them: U `test_algorithms_advantages`
+- whitening on 1, 2 and 4 ranks: U `test_algorithms_advantages`, `test_step_advantages`; P `test_estimators`,
+  `test_critic_layouts`
+- packed attention never sees the neighbour: P `test_gradients`, whose samples are each computed alone elsewhere
+"""
 
 from __future__ import annotations
 
@@ -38,18 +56,19 @@ WHITENED = ("grpo, each token the same", "reinforce++", "reinforce++ baseline", 
 HOLDS_TO_REFERENCE = ("gmpo", "sapo")
 
 
-def train(name, samples, parts=None, gap=0.0):
+def train(name, samples, parts=None, gap=0.0, log_probs=None):
     """Loss of a step, and its gradient with respect to the log-probs of each sample: index -> [response].
 
     Args:
         parts: [micro-batch] -> rows of `samples`; None: all in one.
         gap: what the policy's log-probs lie above all others.
+        log_probs: of a sample, as `log_probs_of` makes them.
     """
     args = plan(ALGORITHMS[name])
     batch = rollout_batch(args, samples)
     parts = [np.arange(len(samples))] if parts is None else parts
     micro_batches = [make_micro_batch(batch, np.asarray(rows)) for rows in parts]
-    noise = [log_probs_of(sample) for sample in samples]
+    noise = [(log_probs or log_probs_of)(sample) for sample in samples]
     old, ref, new = (torch.cat([columns[row] for columns in noise]) for row in range(3))
     new = (new + gap).requires_grad_()
     pick = [part.response_index for part in micro_batches]
@@ -178,6 +197,59 @@ def test_a_step_that_is_masked_whole_is_zero(name):
 def test_huge_ratios_are_finite(name, gap):
     total, gradient = train(name, samples_of(), gap=gap)
     assert np.isfinite(total) and all(values.isfinite().all() for values in gradient.values())
+
+
+def siblings(count):
+    """Two groups of two rollouts, each in `count` samples: a token is trained in one of them, and context in later
+    ones."""
+    samples = []
+    for rollout in range(4):
+        ids = range(100 * rollout, 100 * rollout + 12 + rollout)
+        cuts = np.linspace(0, len(ids), count + 1).round().astype(int)
+        for row, (first, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+            sample = Sample(index=10 * rollout + row, rollout_id=10 * rollout, group_index=rollout // 2, tokens=[7])
+            for part, trained in ((ids[:first], False), (ids[first:end], True)):
+                noise = (-1 - 0.1 * np.sin(np.array(part))).tolist() if trained else None
+                sample.append_response_tokens(list(part), log_probs=noise, trained=trained)
+            sample.reward, sample.status = [1.0, 0.0, 0.5, 2.0][rollout], Sample.Status.COMPLETED
+            samples.append(sample)
+    return samples
+
+
+def log_probs_of_tokens(sample):
+    """As `log_probs_of`, of each token by its id."""
+    ids = torch.tensor(sample.tokens[-sample.response_length :], dtype=torch.float64)
+    return [-1 + 0.2 * torch.sin(ids * frequency) for frequency in (1, 2, 3)]
+
+
+OF_A_TOKEN = [name for name in ALGORITHMS if name not in ("gspo", "gmpo", "corrected", "reinforce++")]
+"""Of the others a token's loss follows from all trained tokens of its sample."""
+
+
+@pytest.mark.parametrize("name", OF_A_TOKEN)
+def test_a_rollout_that_was_split_into_siblings_has_the_same_loss(name):
+    whole = train(name, siblings(1), log_probs=log_probs_of_tokens)
+    assert whole[0] != 0
+    for count in (2, 3, 5):
+        total, gradient = train(name, siblings(count), log_probs=log_probs_of_tokens)
+        assert total == pytest.approx(whole[0], rel=1e-6)
+        for rollout in range(4):  # a token's gradient is in the sample that trains it, and 0 elsewhere
+            parts = [gradient[10 * rollout + row] for row in range(count)]
+            added = sum(torch.nn.functional.pad(part, (0, len(parts[-1]) - len(part))) for part in parts)
+            torch.testing.assert_close(added, whole[1][10 * rollout], rtol=1e-5, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "rloo", "grpo, each token the same"])
+def test_the_mean_advantage_of_every_uneven_group_is_zero(name):
+    args = plan(ALGORITHMS[name])
+    groups = [0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+    samples = with_engine([*make_samples(), *make_samples(1)[:3]])
+    for row, sample in enumerate(samples):
+        sample.index, sample.group_index, sample.reward = row, groups[row], [0.0, 1.0, 0.3][row % 3] + row
+    rewards = rollout_batch(args, samples).rewards
+    for group in range(3):
+        own = rewards[np.array(groups) == group]
+        assert own.sum() == pytest.approx(0, abs=1e-9) and np.abs(own).max() > 0.1
 
 
 @pytest.mark.parametrize("name", WHITENED)
