@@ -128,6 +128,12 @@ def template_format(chat_template: str | None) -> str | None:
     return next((name for mark, name in marks if mark in template), None)
 
 
+def call_opening(format: str | None, name: str | None = None) -> str:
+    """How a message begins that calls this tool; None: any tool. Of an unknown format: as `hermes`."""
+    named, unnamed = _OPENINGS[format or "hermes"]
+    return unnamed if name is None else named.replace("NAME", name)
+
+
 def _after_thoughts(text: str) -> tuple[str, str]:
     """What is thought and what is said. A call that is only thought of is none."""
     thoughts, closing, said = text.rpartition("</think>")
@@ -255,6 +261,20 @@ FORMATS: dict[str, _Format] = {
     ),
 }
 """Format -> how it is read. The order is that in which a text is compared with their marks."""
+
+
+_DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+_KIMI = "<|tool_calls_section_begin|><|tool_call_begin|>functions."
+_OPENINGS = {
+    "qwen_xml": ("<tool_call>\n<function=NAME>\n", "<tool_call>\n<function="),
+    "glm45": ("<tool_call>NAME\n", "<tool_call>"),
+    "hermes": ('<tool_call>\n{"name": "NAME", "arguments": ', '<tool_call>\n{"name": "'),
+    "deepseek": (f"{_DEEPSEEK}NAME\n```json\n", _DEEPSEEK),
+    "kimi": (f"{_KIMI}NAME:0<|tool_call_argument_begin|>", _KIMI),
+    "llama3": ('{"name": "NAME", "parameters": ', '{"name": "'),
+    "glm4": ("NAME\n", ""),
+}
+"""Format -> how a call begins: of the tool NAME, and of any."""
 
 
 def _object_call(block: Block) -> ToolCall:

@@ -112,17 +112,20 @@ class WorkerPool:
         self._changed = asyncio.Condition()
         self._next_id = 0
 
-    async def run(self, target: str, args: tuple, timeout: float) -> Any:
+    async def run(self, target: str, args: tuple, timeout: float, *, kill_if_cancelled: bool = False) -> Any:
         """The JSON result of `target` (`module:function`), called with `args` (pickled) in a worker.
+
+        Args:
+            kill_if_cancelled: where the caller no longer waits, kill the worker, if it has no other calls.
 
         Raises:
             GradingFailed: it raised, took longer than `timeout` seconds, or its worker died.
         """
         try:
-            return await self._run_once(target, args, timeout, alone=self.tasks_per_worker == 1)
+            return await self._run_once(target, args, timeout, self.tasks_per_worker == 1, kill_if_cancelled)
         except _WorkerGone:
             try:
-                return await self._run_once(target, args, timeout, alone=True)
+                return await self._run_once(target, args, timeout, True, kill_if_cancelled)
             except _WorkerGone as error:
                 raise GradingFailed(str(error)) from error
 
@@ -139,7 +142,7 @@ class WorkerPool:
             self._changed.notify_all()  # Whoever waits for a place hears that there is none any more.
         await asyncio.gather(*calls, return_exceptions=True)
 
-    async def _run_once(self, target: str, args: tuple, timeout: float, *, alone: bool) -> Any:
+    async def _run_once(self, target: str, args: tuple, timeout: float, alone: bool, kill_if_cancelled: bool) -> Any:
         worker = await self._place(alone)
         self._trying_again = self._hangs()
         task_id, self._next_id = self._next_id, self._next_id + 1
@@ -150,7 +153,12 @@ class WorkerPool:
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         call.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(call)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            if kill_if_cancelled and alone and not call.done():
+                self._kill(worker, "its call is no longer waited for")
+            raise
 
     async def _call(self, worker: _Worker, task_id: int, target: str, args: tuple, timeout: float, alone: bool) -> Any:
         call = worker.tasks[task_id]

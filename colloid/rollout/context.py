@@ -11,11 +11,14 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from colloid.agents import use_sessions
 from colloid.config.eval_config import EvalDatasetConfig
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
+from colloid.rollout.agent_sessions import open_session
 from colloid.rollout.client import EngineClient, RequestScope
 from colloid.rollout.conversation import generate_single, next_turn_seed
 from colloid.rollout.custom_generate import GenerateFunction
@@ -62,7 +65,8 @@ class RolloutContext:
     """In which the client works."""
     versions: Versions = field(default_factory=Versions)
     kept: dict[str, Any] = field(default_factory=dict)
-    """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends."""
+    """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends, and may
+    have a `weights_updated()`, called when the engines hold a newer version."""
 
     def runner(
         self,
@@ -110,10 +114,11 @@ _CONTEXT: contextvars.ContextVar[RolloutContext | None] = contextvars.ContextVar
 
 @contextmanager
 def use_context(context: RolloutContext) -> Iterator[None]:
-    """Tasks started inside see `context`."""
+    """Tasks started inside see `context`, and open sessions of agents in it."""
     token = _CONTEXT.set(context)
     try:
-        yield
+        with use_sessions(partial(open_session, context)):
+            yield
     finally:
         _CONTEXT.reset(token)
 

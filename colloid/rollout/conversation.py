@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,6 +124,32 @@ class Recordings:
         self._rollout_id = rollout_id
         self._parse = parse
         self._requests = 0
+        self._sessions: Counter[int] = Counter()
+
+    @property
+    def sampling(self) -> SamplingOptions:
+        """Of the run, or of the evaluation set."""
+        return self._sampling
+
+    @property
+    def rollout_id(self) -> int:
+        return self._rollout_id
+
+    def renderer_of(self, sample: Sample) -> TurnRenderer:
+        """Renders conversations of a sample that the function was called with.
+
+        Raises:
+            HookError: it is none of them.
+        """
+        for recording in self._recordings:
+            if recording.sample is sample:
+                return recording.renderer
+        raise HookError(f"sample {sample.index} is none of those that the generate function was called with")
+
+    def next_session(self, sample: Sample) -> int:
+        """The number of the next session that a function opens for a sample, from 0."""
+        number, self._sessions[id(sample)] = self._sessions[id(sample)], self._sessions[id(sample)] + 1
+        return number
 
     def finish(self, original: Sample, given: list[Sample]) -> list[Sample]:
         """What a function gave back for a sample, with what was recorded of it.
@@ -221,6 +248,11 @@ def use_recordings(recordings: Recordings) -> Iterator[None]:
         yield
     finally:
         _ACTIVE.reset(token)
+
+
+def active_recordings() -> Recordings | None:
+    """Those of the running function; None outside of one."""
+    return _ACTIVE.get()
 
 
 def next_turn_seed() -> int | None:

@@ -16,6 +16,7 @@ ROLLOUT = (
     opt("--rollout-skip-special-tokens", FLAG, None, "Leave special tokens out of the response's text."),
     opt("--sglang-server-concurrency", "int", 512, "Requests in flight an engine.", low=1),
     opt("--max-turns", "int", None, "Turns of a conversation; for the generate function.", low=1),
+    opt("--agent-endpoint-host", "str", "127.0.0.1", "Address at which agents with a loop of their own are served."),
     opt("--partial-rollout", FLAG, None, "Aborted samples go on in a later rollout."),
     opt(
         "--mask-offpolicy-in-partial-rollout",
