@@ -168,14 +168,23 @@ class Run:
             saving.wait()
 
     def sync_weights(self) -> dict[str, float]:
-        """Sends the trainer's weights to the engines, as the next version."""
+        """Sends the trainer's weights to the engines, as the next version.
+
+        Raises:
+            WeightSyncError: an engine did not take them. Nothing is left held or paused; one that has missed a part
+                refuses to generate.
+        """
         mode = self.args.pause_mode
         if mode in ("abort", "drain"):
             self._wait([self._rollout.hold_requests.remote(mode == "drain")], "running requests, before weights change")
         references = [
             worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
         ]
-        metrics = self._wait(references, "the weight update")[0]
+        try:
+            metrics = self._wait(references, "the weight update")[0]
+        except BaseException:
+            self._rollout.release_requests.remote(self.weight_version)
+            raise
         self.weight_version += 1
         self._wait([self._rollout.release_requests.remote(self.weight_version)], "requests to go on")
         if self.args.check_weight_update_equal:

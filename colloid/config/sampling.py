@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colloid.config.args import Args
+from colloid.config.asynchrony import CONTINUOUS
 from colloid.config.eval_config import evaluates_only
 from colloid.config.sft import takes_conversations
 from colloid.config.tables import tables
@@ -68,7 +69,8 @@ def warnings(args: Args) -> list[str]:
     """What another rollout function may leave undone."""
     if "rollout_function_path" not in args.given or takes_conversations(args):
         return []
-    found = [tables().by_dest[dest][0].flag for dest in _OF_THE_DEFAULT if dest in args.given and getattr(args, dest)]
+    undone = _OF_THE_DEFAULT[:1] if args.rollout_function_path == CONTINUOUS else _OF_THE_DEFAULT
+    found = [tables().by_dest[dest][0].flag for dest in undone if dest in args.given and getattr(args, dest)]
     if args.rollout_function_path == DEFAULT_ROLLOUT_FUNCTION or not found:
         return []
     return [

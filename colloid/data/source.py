@@ -28,7 +28,9 @@ from colloid.data.groups import (
     copy_sample,
     flatten,
     from_dicts,
+    has_ended,
     is_finished,
+    is_partial,
     reset_unfinished,
     to_dicts,
 )
@@ -63,6 +65,8 @@ class RolloutDataSource:
     """The rollout that asks; set by the framework."""
     keeps_samples = False
     """Whether `add_samples` keeps what it is given."""
+    saves_running = False
+    """Whether running samples stand still, so that `state_dict` may take what they have; set by the framework."""
     offset = 0
     """Prompts of this epoch that were handed out; of all epochs, where they are streamed or weighted."""
     epoch = 0
@@ -118,9 +122,18 @@ class RolloutDataSource:
             "drawn": self.dataset.drawn[0] if isinstance(self.dataset, PromptDataset) else None,
             "returned": [to_dicts(group) for group in self._returned],
             "in_flight": [
-                to_dicts(group if is_finished(group) else taken) for group, taken in self._in_flight.values()
+                to_dicts(group if is_finished(group) else self._as_it_stands(group, taken))
+                for group, taken in self._in_flight.values()
             ],
         }
+
+    def _as_it_stands(self, group: Group, taken: Group) -> Group:
+        """A running group: each sample with what it has by now, or as it was `taken` where that may be half written."""
+        samples = flatten(group)
+        if not self.saves_running or len(samples) != len(taken) or any(one.generate_function_path for one in taken):
+            return taken
+        pairs = zip(samples, taken, strict=True)
+        return [sample if has_ended(sample) or is_partial(sample) else before for sample, before in pairs]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The inverse of `state_dict`; what was in flight is handed out first."""

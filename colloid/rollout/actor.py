@@ -97,9 +97,10 @@ class RolloutActor:
         """All evaluation sets, on the weights that the engines hold."""
         return await self._manager.evaluate(rollout_id)
 
-    def save(self, directory: str, rollout_id: int) -> None:
+    async def save(self, directory: str, rollout_id: int) -> None:
         """Data source with buffer and counters, into an existing directory."""
-        self._manager.save(directory, rollout_id)
+        async with self._manager.interrupted():
+            self._manager.save(directory, rollout_id)
 
     def load(self, directory: str, rollout_id: int) -> None:
         """The inverse of `save`."""

@@ -15,8 +15,8 @@ import asyncio
 import contextvars
 import logging
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import aiohttp
@@ -28,6 +28,8 @@ from colloid.rollout.direct import DirectRequests
 logger = logging.getLogger(__name__)
 
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+INTERRUPTED = "interrupted"
+"""Set in an answer that `EngineClient.interrupted` cut short: the caller sends what is left, once it may."""
 
 
 class RequestRefused(EngineError):
@@ -108,6 +110,8 @@ class EngineClient:
         self._may_send = asyncio.Event()
         self._may_send.set()
         self._num_holds = 0
+        self._resumable: set[str] = set()
+        self._interrupted: set[str] = set()
         self._monitor: asyncio.Task | None = None
 
     @property
@@ -125,12 +129,13 @@ class EngineClient:
         finally:
             _SCOPE.reset(token)
 
-    async def generate(self, payload: dict[str, Any], *, name: str = "") -> dict[str, Any]:
+    async def generate(self, payload: dict[str, Any], *, name: str = "", resumable: bool = False) -> dict[str, Any]:
         """The answer to POST /generate at the router.
 
         Args:
             payload: without `rid`; the client gives one to each attempt.
             name: of what it is for (a sample), for errors.
+            resumable: the caller can go on from a part of the answer, see `interrupted`.
 
         Raises:
             RequestRefused: status 4xx, with the engine's words.
@@ -145,8 +150,11 @@ class EngineClient:
             while True:
                 await self._may_send.wait()
                 holds = self._num_holds
+                attempt = f"{rid}-{sent}"
+                if resumable:
+                    self._resumable.add(attempt)
                 try:
-                    answer = await self._attempt({**payload, "rid": f"{rid}-{sent}"}, name, scope)
+                    answer = await self._attempt({**payload, "rid": attempt}, name, scope)
                 except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
@@ -158,6 +166,8 @@ class EngineClient:
                 else:
                     if not _aborted(answer):
                         return answer
+                    if attempt in self._interrupted and not (scope is not None and scope.aborted):
+                        return {**answer, INTERRUPTED: True}
                     by_update = self._num_holds != holds
                     failed += not by_update
                     if failed == self._max_attempts or (scope is not None and scope.aborted):
@@ -165,6 +175,9 @@ class EngineClient:
                         return answer
                     if not by_update:
                         logger.warning("the engine aborted the request of %s; sending it again", name)
+                finally:
+                    self._resumable.discard(attempt)
+                    self._interrupted.discard(attempt)
                 sent += 1
 
     async def hold(self, *, drain: bool) -> None:
@@ -181,6 +194,28 @@ class EngineClient:
     def release(self) -> None:
         """The inverse of `hold`."""
         self._may_send.set()
+
+    @asynccontextmanager
+    async def interrupted(self) -> AsyncIterator[None]:
+        """Inside, resumable requests stand still: their callers have all tokens so far, and nothing new is sent.
+
+        What does not come back within the abort's deadline runs on, and its caller has nothing of it.
+        """
+        self._num_holds += 1
+        self._may_send.clear()
+        try:
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + self._abort_timeout
+            while (running := sorted(self._resumable)) and clock() < deadline:
+                # Again and again: one that has not reached its engine yet is not aborted by the first call.
+                self._interrupted.update(running)
+                await self._abort(running)
+                await asyncio.sleep(0.05)
+            if running:
+                logger.warning("%d requests did not stop within %.0f s; they run on", len(running), self._abort_timeout)
+            yield
+        finally:
+            self._may_send.set()
 
     async def post(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
         """The JSON answer to a POST at `url`, with this client's key; to /generate of the router: as `generate`."""

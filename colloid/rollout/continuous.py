@@ -8,7 +8,9 @@ Groups run all the time, whoever trains, evaluates or updates weights meanwhile;
 engines wait for the longest response.
 
 Invariants:
-1. Running and ready groups are at most (`--max-staleness` + 1) × `--rollout-batch-size`, so that nothing is born stale.
+1. A group is started only if its tokens may still be trained when its turn comes: just after a weight update up to
+   `--max-staleness` + 1 batches are running or ready, and one less for each rollout that waits for the trainer. So
+   nothing is born stale.
 2. A group with tokens older than `--max-staleness` allows is never handed out: it starts anew, counted. One that runs
    with them is stopped for that, not finished in vain.
 3. Each drawn group is ready, running, handed out, or dropped by the filter: and in flight for the data source until
@@ -21,7 +23,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from colloid.data.groups import Group, is_finished
+from colloid.data.groups import Group, flatten, is_finished
 from colloid.data.sample import Status
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestScope
@@ -31,7 +33,7 @@ from colloid.rollout.group_hooks import call_group_hooks
 from colloid.rollout.options import MAX_DRAWS, training_sampling
 from colloid.rollout.runner import GroupRunner
 from colloid.rollout.source_calls import mark_consumed, take_groups
-from colloid.rollout.staleness import Versions, is_stale, restart
+from colloid.rollout.staleness import Versions, is_stale, oldest_version, restart
 from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnTrainOutput
 
 STREAM = "continuous"
@@ -74,13 +76,14 @@ class GroupStream:
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._closed = False
+        self._next = versions.rollout_id
         self.counts = RolloutCounts()
         self.decided: list[Group] = []
 
     @property
     def capacity(self) -> int:
-        """Groups that may be running or ready."""
-        return ((self._versions.max_staleness or 0) + 1) * self._batch_size
+        """Groups that may be running or ready now."""
+        return self._versions.batches_ahead(self._next) * self._batch_size
 
     @property
     def num_outstanding(self) -> int:
@@ -94,6 +97,7 @@ class GroupStream:
             HookError: the dynamic filter dropped `MAX_DRAWS` times as many since the last hand-out.
             EngineError: see `EngineClient.generate`.
         """
+        self._next = self._versions.rollout_id
         await self._restart_stale()
         self._fill()
         while len(self._ready) < self._batch_size:
@@ -109,8 +113,17 @@ class GroupStream:
         self._ready.sort(key=_first_index)
         taken, self._ready = self._ready[: self._batch_size], self._ready[self._batch_size :]
         self.counts.carried = self.num_outstanding
+        self._next += 1
         self._fill()
         return taken
+
+    def weights_updated(self) -> None:
+        """The engines hold a newer version: groups may be started that would have been too old before."""
+        try:
+            self._fill()
+        except BaseException as error:  # raised where somebody waits: in `take`
+            self._failure = error
+            self._changed.set()
 
     async def close(self) -> None:
         """Ends all that is running."""
@@ -130,7 +143,8 @@ class GroupStream:
             self._start(group)
 
     def _start(self, group: Group) -> None:
-        self._started_at[id(group)] = self._versions.engines
+        known = [self._versions.engines, *(oldest_version(sample) for sample in flatten(group))]
+        self._started_at[id(group)] = min((version for version in known if version is not None), default=None)
         task = asyncio.ensure_future(self._run(group))
         self._running[task] = group
         task.add_done_callback(self._on_end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,10 @@ class LoadedRollouts:
         batch = rollout_batch(args, samples)
         metrics = rollout_metrics(samples, batch, seconds=None, weight_version=None, rewarded=rewarded(args))
         return replace(rollout_result(args, samples, batch), metrics=metrics)
+
+    def interrupted(self) -> AbstractAsyncContextManager[None]:
+        """Nothing runs."""
+        return nullcontext()
 
     def save(self, directory: str | Path, rollout_id: int) -> None:
         """Writes the rollout's number; there is no data source."""

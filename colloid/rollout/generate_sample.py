@@ -10,8 +10,8 @@ from colloid.data.prompts import tokenize_prompt
 from colloid.data.routing import RoutingShape, decoded
 from colloid.data.sample import Sample, Status
 from colloid.errors import EngineError
-from colloid.rollout.client import EngineClient
-from colloid.rollout.options import SamplingOptions
+from colloid.rollout.client import INTERRUPTED, EngineClient
+from colloid.rollout.options import SamplingOptions, request_seed
 
 FINISH_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": Status.ABORTED}
 
@@ -19,23 +19,30 @@ FINISH_STATUS = {"stop": Status.COMPLETED, "length": Status.TRUNCATED, "abort": 
 async def generate_sample(
     sample: Sample, client: EngineClient, tokenizer, sampling: SamplingOptions, params: dict[str, Any]
 ) -> Sample:
-    """Generates the response of `sample`, in place.
+    """Generates the response of `sample`, in place; in several parts, where `EngineClient.interrupted` cuts it.
 
     Args:
         params: SGLang's sampling parameters of this request.
     """
     ensure_prompt_tokens(sample, tokenizer, sampling)
-    if params["max_new_tokens"] <= 0:
-        sample.status = Status.TRUNCATED
-        return sample
-    payload = {"input_ids": sample.tokens, "sampling_params": params, "return_logprob": True}
-    if sampling.routing is not None:
-        payload["return_routed_experts"] = True
-    answer = await client.generate(payload, name=f"sample {sample.index}")
-    record_answer(sample, answer)
-    if sampling.routing is not None:
-        record_routing(sample, answer, sampling.routing)
-    sample.response = response_text(sample, answer, tokenizer, sampling.skip_special_tokens)
+    left = params["max_new_tokens"]
+    while left > 0:
+        own = {**params, "max_new_tokens": left}
+        if sample.response_length and "sampling_seed" in params:  # not the draws of the first part again
+            own["sampling_seed"] = request_seed(params["sampling_seed"], 0, sample.response_length)
+        payload = {"input_ids": sample.tokens, "sampling_params": own, "return_logprob": True}
+        if sampling.routing is not None:
+            payload["return_routed_experts"] = True
+        before = sample.response_length
+        answer = await client.generate(payload, name=f"sample {sample.index}", resumable=True)
+        record_answer(sample, answer)
+        if sampling.routing is not None:
+            record_routing(sample, answer, sampling.routing)
+        sample.response = response_text(sample, answer, tokenizer, sampling.skip_special_tokens)
+        if not answer.get(INTERRUPTED):
+            return sample
+        left -= sample.response_length - before
+    sample.status = Status.TRUNCATED
     return sample
 
 

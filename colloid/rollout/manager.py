@@ -12,8 +12,8 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 
 from colloid import slime_imports
 from colloid.config.algorithm import has_teacher_engine
+from colloid.config.asynchrony import CONTINUOUS
 from colloid.config.debug import rollout_file
+from colloid.config.sampling import DEFAULT_ROLLOUT_FUNCTION
 from colloid.config.sft import serves
 from colloid.data.groups import Group, flatten
 from colloid.data.mixture import Mixture
@@ -29,6 +31,7 @@ from colloid.data.prompts import load_tokenizer
 from colloid.data.rows import PromptDataset
 from colloid.data.sample import Sample
 from colloid.data.sft import end_token_ids
+from colloid.data.source import RolloutDataSource
 from colloid.data.stream import PromptStream
 from colloid.errors import CheckpointError, HookError
 from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
@@ -58,6 +61,8 @@ from colloid.rollout.waiting import WaitingRollouts
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "rollout.json"
+BUILT_IN = (None, DEFAULT_ROLLOUT_FUNCTION, CONTINUOUS)
+"""Rollout functions (`--rollout-function-path`) whose running samples are known."""
 
 
 class RolloutManager:
@@ -85,9 +90,10 @@ class RolloutManager:
             check_same_tokenizer(args.opd_teacher_load, self._tokenizer)
         self._context: RolloutContext | None = None
         self._teacher: Teacher | None = None
-        self._versions = Versions(max_staleness=args.max_staleness)
+        self._versions = Versions(max_staleness=args.max_staleness, interval=args.update_weights_interval)
         self._waiting = WaitingRollouts()
         self._turn = asyncio.Condition()
+        self._making: set[asyncio.Task] = set()
         self._last_ended: int | None = None
         self._last_end: float | None = None
 
@@ -149,18 +155,23 @@ class RolloutManager:
             EngineError, DeadlineExceeded: see `EngineClient.generate`.
         """
         self._waiting.forget(rollout_id - 1 if trained is None else trained)
-        async with self._turn:
-            await self._turn.wait_for(lambda: after is None or after == self._last_ended)
-            try:
-                return await self._next_rollout(rollout_id, weight_version)
-            finally:
-                self._last_ended = rollout_id
-                self._turn.notify_all()
+        making = asyncio.current_task()
+        self._making.add(making)
+        try:
+            async with self._turn:
+                await self._turn.wait_for(lambda: after is None or after == self._last_ended)
+                try:
+                    return await self._next_rollout(rollout_id, weight_version)
+                finally:
+                    self._last_ended = rollout_id
+                    self._turn.notify_all()
+        finally:
+            self._making.discard(making)
 
     async def _next_rollout(self, rollout_id: int, weight_version: int | None) -> RolloutResult:
         started = time.monotonic()
         idle = None if self._last_end is None else started - self._last_end
-        self._versions.trained = weight_version
+        self._versions.trained, self._versions.rollout_id = weight_version, rollout_id
         output = self._waiting.get(rollout_id) or await self._output(rollout_id)
         samples = [sample for group in output.samples for sample in flatten(group)]
         if self._args.save_debug_rollout_data:
@@ -188,7 +199,7 @@ class RolloutManager:
             metrics["perf/rollout_idle_ratio"] = idle / (idle + self._last_end - started)
         if self._args.log_multi_turn:
             metrics |= multi_turn_metrics(samples, batch)
-        metrics |= rollout_scores(self._args, samples, batch) | self._data_metrics()
+        metrics |= rollout_scores(self._args, samples, batch)
         seconds = self._last_end - started
         metrics = await self._log_hooks.rollout(rollout_id, samples, output.metrics or {}, seconds, metrics)
         return replace(result, metrics=metrics)
@@ -210,6 +221,7 @@ class RolloutManager:
             samples = [sample for group in output.samples for sample in flatten(group)]
             of_teacher = await self._teacher.judge(samples, self._context.grader.mark_failed)
             output.metrics = {**of_teacher, **(output.metrics or {})}
+        output.metrics = {**(output.metrics or {}), **self._data_metrics()}
         self._waiting.add(rollout_id, output)
         mark_consumed(self._source, output.samples)
         return output
@@ -236,6 +248,10 @@ class RolloutManager:
         self._versions.engines = weight_version
         if self._context is not None:
             self._context.client.release()
+            with use_context(self._context):
+                for kept in self._context.kept.values():
+                    if hasattr(kept, "weights_updated"):
+                        kept.weights_updated()
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets; training's data source is not touched."""
@@ -252,10 +268,29 @@ class RolloutManager:
         metrics = await self._log_hooks.evaluation(rollout_id, output.data, output.metrics or {}, metrics)
         return {**metrics, "perf/eval_time": time.monotonic() - started}
 
+    @asynccontextmanager
+    async def interrupted(self) -> AsyncIterator[None]:
+        """Inside, `save` also takes what running samples have, where `--partial-rollout` lets them go on from there.
+
+        That of a generate or rollout function of the user's may be half written, and is not taken.
+        """
+        args, source = self._args, self._source
+        own = args.custom_generate_function_path or args.rollout_function_path not in BUILT_IN
+        if self._context is None or own or not args.partial_rollout or not isinstance(source, RolloutDataSource):
+            yield
+            return
+        async with self._context.client.interrupted():
+            source.saves_running = True
+            try:
+                yield
+            finally:
+                source.saves_running = False
+
     def save(self, directory: str | Path, rollout_id: int) -> None:
         """Writes the data source's state, as of the end of the training on `rollout_id`, into `directory`.
 
-        Rollouts after it that are finished are saved as they are; what is being generated is handed out again.
+        Rollouts after it that are finished are saved as they are; what is being generated is handed out again, see
+        `interrupted`.
         """
         self._waiting.forget(rollout_id)
         self._waiting.save(directory)
@@ -276,7 +311,11 @@ class RolloutManager:
         self._waiting.load(directory)
 
     async def close(self) -> None:
-        """Ends the client, the graders, the teacher's client, and what reads data."""
+        """Ends rollouts that are being made, the client, the graders, the teacher's client, and what reads data."""
+        making = [task for task in self._making if task is not asyncio.current_task()]
+        for task in making:
+            task.cancel()
+        await asyncio.gather(*making, return_exceptions=True)
         if isinstance(self._dataset(), (PromptStream, Mixture)):
             self._dataset().close()
         if self._teacher is not None:

@@ -21,17 +21,37 @@ class Versions:
     Attributes:
         engines: what the engines hold.
         trained: what they will hold when the rollout that is being made is trained. None: not known.
+        rollout_id: that rollout.
         max_staleness: how many versions older than that a token may be. None: no bound.
+        interval: rollouts between two weight updates.
     """
 
     engines: int | None = None
     trained: int | None = None
+    rollout_id: int = 0
     max_staleness: int | None = None
+    interval: int = 1
 
     @property
     def oldest(self) -> int | None:
         """The oldest version that may be trained; None: any."""
         return None if None in (self.trained, self.max_staleness) else self.trained - self.max_staleness
+
+    def batches_ahead(self, first: int) -> int:
+        """How many batches may be started now without a token that is too old when it is trained.
+
+        Args:
+            first: the rollout that the first of these batches is for.
+
+        Raises:
+            ValueError: without a bound there is no answer.
+        """
+        if self.max_staleness is None:
+            raise ValueError("--max-staleness is not set")
+        known = None not in (self.trained, self.engines)
+        updates = self.max_staleness - (self.trained - self.engines if known else 0)
+        last = (self.rollout_id // self.interval + updates + 1) * self.interval - 1
+        return max(0, last - first + 1)
 
 
 def oldest_version(sample: Sample) -> int | None:

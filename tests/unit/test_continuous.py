@@ -96,7 +96,7 @@ class Training:
     async def run(self):
         stream, saved = self.stream(), None
         for step in range(BATCHES):
-            self.versions.trained = self.versions.engines
+            self.versions.trained, self.versions.rollout_id = self.versions.engines, step
             assert stream.num_outstanding <= stream.capacity
             groups = await stream.take()
             assert len(groups) == self.batch and all(is_finished(group) for group in groups)
@@ -113,6 +113,8 @@ class Training:
             self.restarted += stream.counts.stale
             self.versions.engines += 1
             self.client.weight_version += 1
+            stream.weights_updated()
+            assert stream.num_outstanding <= stream.capacity
             if step == 2 and self.chance.random() < 0.5:
                 saved = json.dumps(self.source.state_dict()), list(self.trained), list(self.filtered)
                 # What the filter dropped by now, and nobody asked for yet, is gone from the state too.
