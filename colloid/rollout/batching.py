@@ -178,8 +178,8 @@ def has_gradient(args: Any, batch: RolloutBatch) -> np.ndarray:
         and not (args.use_kl_loss and args.kl_loss_coef)
         and not args.entropy_coef
         and args.loss_type == "policy_loss"
-        and not getattr(args, "use_opd", False)
-        and not getattr(args, "num_experts", None)
+        and not args.use_opd
+        and not args.num_experts
     )
     return unmasked & (batch.rewards != 0.0) if by_reward_alone else unmasked
 

@@ -52,6 +52,7 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     *[({}, {"advantage_estimator": f"reinforce_plus_plus{form}"}) for form in ("", "_baseline")],
     *[({}, {"policy_loss": name}) for name in ("gspo", "gmpo", "sapo")],
     (CLIPPED, {"policy_loss": "cispo"}),
+    ({"advantage_estimator": "gspo"}, {"policy_loss": "ppo"}),
     ({}, {"eps_clip": 1e-4}),
     ({}, {"eps_clip": 1e-4, "eps_clip_high": 0.5}),
     ({"use_rollout_logprobs": True}, {"eps_clip_c": 1.1}),
@@ -193,8 +194,25 @@ def test_parameters_that_are_frozen_stay_bit_by_bit(trained):
     assert mlp == {name for name in everything if ".mlp." not in name}
 
 
+OF_THE_TEACHER = {"opd_teacher_ckpt_step"}
+"""Which checkpoint it is, see `tests/unit/test_config_checkpoints.py`."""
+
+ELSEWHERE = {
+    ("advantage_estimator", "ppo"): "test_critic_layouts.py",
+    ("loss_type", "sft_loss"): "test_teacher_and_sft_layouts.py",
+    ("opd_type", "sglang"): "test_teacher_and_sft_layouts.py",
+    ("kl_loss_type", "k3"): "tests/unit/test_algorithms_objective.py: low_var_kl but for its clamp",
+}
+"""Choices that this file does not try."""
+
+
 def test_no_option_is_left_out():
-    built = {option.flag[2:].replace("-", "_") for option in loss.ALGORITHM + loss.CORRECTION if option.built != ()}
+    options = [option for option in loss.ALGORITHM + loss.CORRECTION + loss.DISTILLATION if option.built != ()]
+    built = {option.flag[2:].replace("-", "_") for option in options}
     tried = {name for base, change in CHANGES for name in base | change}
     built |= {"only_train_params_name_list", "freeze_params_name_list", "reset_optimizer_states"}
-    assert built - OF_THE_CRITIC - OF_EXPERTS <= tried | METRICS_ONLY | LOSS_DECIDES
+    assert built - OF_THE_CRITIC - OF_EXPERTS - OF_THE_TEACHER <= tried | METRICS_ONLY | LOSS_DECIDES
+    values = {pair for base, change in CHANGES for pair in (base | change).items()} | ELSEWHERE.keys()
+    choices = {(option.flag[2:].replace("-", "_"), one) for option in options for one in option.choices or ()}
+    defaults = {(option.flag[2:].replace("-", "_"), option.default) for option in options}
+    assert choices - defaults <= values

@@ -64,7 +64,7 @@ def test_converted_model_and_one_of_megatron_itself_are_start_weights(place):
     assert run("--load", "foreign").init_checkpoint == "foreign/iter_0000100"
 
 
-def test_reference_is_a_model_or_a_checkpoint_and_its_step_can_be_chosen(place):
+def test_reference_and_teacher_are_a_model_or_a_checkpoint_and_its_step_can_be_chosen(place):
     of_a_run(place / "saved", 3), of_a_run(place / "saved", 7)
     converted(place / "converted")
     assert run("--ref-load", "saved").ref_load == "saved/iter_0000007/trainer"
@@ -72,6 +72,9 @@ def test_reference_is_a_model_or_a_checkpoint_and_its_step_can_be_chosen(place):
     assert run("--ref-load", "saved/iter_0000003").ref_load == "saved/iter_0000003/trainer"
     assert run("--ref-load", "converted").ref_load == "converted/release"
     assert run("--ref-load", "model").ref_load == "model"
+    teacher = ("--use-opd", "--opd-type", "megatron", "--opd-teacher-load", "saved")
+    assert run(*teacher).opd_teacher_load == "saved/iter_0000007/trainer"
+    assert run(*teacher, "--opd-teacher-ckpt-step", "3").opd_teacher_load == "saved/iter_0000003/trainer"
 
 
 def test_checkpoint_without_a_model_is_an_error_that_says_what_is_missing(place):
