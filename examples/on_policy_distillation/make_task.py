@@ -15,10 +15,8 @@ import argparse
 import json
 from pathlib import Path
 
+from examples.taught_model import SUMS, question, teach
 from examples.tiny_model import make_tiny_model
-
-SUMS = [(a, b) for a in range(1, 8) for b in range(1, 8)]
-MAX_STEPS = 400
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -38,39 +36,6 @@ def main(argv: list[str] | None = None) -> None:
     teach(student, bare + sentences, loss_to_reach=0.25)
     teacher = make_tiny_model(output / "teacher", seed=2, initializer_range=0.05, hidden=options.teacher_hidden)
     teach(teacher, sentences, loss_to_reach=0.02)
-
-
-def question(a: int, b: int) -> str:
-    return f"What is {a} + {b}?"
-
-
-def teach(directory: Path, pairs: list[tuple[str, str]], loss_to_reach: float) -> None:
-    """Trains a model, in place, to answer the questions, until its loss a token of the answers is low enough."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-    before = [tokenizer(asked).input_ids for asked, _ in pairs]
-    after = [tokenizer(answer + tokenizer.eos_token).input_ids for _, answer in pairs]
-    width = max(len(one) + len(other) for one, other in zip(before, after, strict=True))
-    tokens = torch.full((len(pairs), width), tokenizer.pad_token_id)
-    labels = torch.full((len(pairs), width), -100)
-    for row, (asked, answer) in enumerate(zip(before, after, strict=True)):
-        end = len(asked) + len(answer)
-        tokens[row, :end] = torch.tensor(asked + answer)
-        labels[row, len(asked) : end] = torch.tensor(answer)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(MAX_STEPS):
-        loss = model(input_ids=tokens, labels=labels).loss
-        if loss < loss_to_reach:
-            break
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    else:
-        raise SystemExit(f"{directory}: the loss is {loss:.3f} after {MAX_STEPS} steps, not {loss_to_reach}")
-    model.save_pretrained(directory)
-    print(f"{directory}: loss {loss:.3f}")
 
 
 if __name__ == "__main__":
