@@ -22,7 +22,7 @@ from colloid.data.sample import Sample, Status
 from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused
 from colloid.rollout.conversation import Recordings, active_recordings
-from colloid.rollout.generate_sample import record_answer
+from colloid.rollout.generate_sample import record_answer, routing_of
 from colloid.rollout.options import SamplingOptions, request_seed
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class _Sampler:
         self._rollout_id, self._number = recordings.rollout_id, recordings.next_session(sample)
         given = dict(params or {})
         given.pop("sampling_seed", None)
-        self._limit = given.pop("max_new_tokens", sampling.max_response_len)
+        self._limit = given.pop("max_new_tokens", 0) or sampling.max_response_len
         self._params = {**sampling.params, **given}
         self._client_sampling = client_sampling
 
@@ -81,6 +81,9 @@ class _Sampler:
         params = self._requested(request) | {"max_new_tokens": limit, "sampling_seed": self._seed(draw)}
         name = f"a turn of the agent of sample {self._index}"
         payload = {"input_ids": ids, "sampling_params": params, "return_logprob": True}
+        routing = self._sampling.routing
+        if routing is not None:
+            payload["return_routed_experts"] = True
         try:
             answer = await self._client.generate(payload, name=name)
         except RequestRefused as error:
@@ -90,12 +93,14 @@ class _Sampler:
         if sampled.status is Status.ABORTED:
             raise RequestAborted(f"{name} was aborted")
         stop = answer["meta_info"]["finish_reason"].get("matched")
+        whole = len(ids) + len(sampled.tokens)
         return Sampled(
             sampled.tokens,
             sampled.rollout_log_probs,
             sampled.weight_versions,
             truncated=sampled.status is Status.TRUNCATED,
             stop=stop if isinstance(stop, str) else None,
+            experts=routing_of(answer, whole, routing, self._index) if routing and sampled.tokens else None,
         )
 
     def _requested(self, request: ChatRequest) -> dict[str, Any]:

@@ -1,0 +1,38 @@
+"""The example of agents that bring their own loop: unmodified clients of both APIs are trained for a few steps."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pyarrow.parquet
+import pytest
+
+from tests.e2e.running import ROOT, metrics_of
+
+
+@pytest.mark.timeout(900)
+def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
+    command = ["bash", "examples/black_box_agent/run.sh", "--cpu", "--outputs-dir", str(tmp_path)]
+    command += ["--num-rollout", "2", "--rollout-batch-size", "8", "--n-samples-per-prompt", "2"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, env=environment)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    lines = metrics_of(tmp_path / "black-box-agent")
+    assert len(lines) == 2 and any(line["train/grad_norm"] > 0 for line in lines)
+    for line in lines:
+        assert line["multi_turn/turns/max"] >= 2 and line["multi_turn/branches"] == 0
+        assert line["multi_turn/rewritten_turns"] == 0
+        assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
+        assert line["rollout/num_failed_samples"] == 0 and "rollout/num_text_only_samples" not in line
+    rows = pyarrow.parquet.read_table(tmp_path / "black-box-agent/rollouts/000000.parquet").to_pylist()
+    assert {version for row in rows for version in row["weight_versions"]} != {-1}
+    several = set()
+    for row in rows:
+        metadata = json.loads(row["metadata"])
+        calls = [call for message in metadata["messages"] for call in message.get("tool_calls") or []]
+        if calls:
+            several.add(metadata["client"])
+            assert calls[0]["function"]["name"] == "add" and sum(row["loss_mask"]) < len(row["loss_mask"])
+    assert several == {"openai", "anthropic"}
+    assert "mean reward, with anthropic" in ended.stdout
