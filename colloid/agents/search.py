@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colloid.errors import ConfigError, DataError
+from colloid.errors import ConfigError, DataError, EngineError
 
 logger = logging.getLogger(__name__)
 TOKEN = r"(?u)\b\w+\b"
@@ -179,6 +179,33 @@ async def serve(search: Callable[[Sequence[str], int], list[list[Found]]], host:
         await runner.cleanup()
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     return runner
+
+
+async def retrieve(
+    url: str, queries: Sequence[str], topk: int = DEFAULT_TOPK, timeout: float = 60.0
+) -> list[list[dict]]:
+    """Asks a retrieval server; for each query its documents, best first.
+
+    Args:
+        url: with the path, as `http://127.0.0.1:8000/retrieve`.
+        timeout: seconds.
+
+    Raises:
+        EngineError: it does not answer, or with an error.
+    """
+    import aiohttp
+
+    payload = {"queries": list(queries), "topk": topk, "return_scores": False}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout)) as session,
+            session.post(url, json=payload) as answer,
+        ):
+            if answer.status != 200:
+                raise EngineError(f"{url} answers with {answer.status}: {(await answer.text())[:300]}")
+            return (await answer.json())["result"]
+    except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+        raise EngineError(f"the retrieval server {url} does not answer: {error!r}") from error
 
 
 async def _serve_forever(index: SearchIndex, host: str, port: int) -> None:

@@ -12,8 +12,8 @@ import sys
 import aiohttp
 import pytest
 
-from colloid.agents.search import SearchIndex, serve
-from colloid.errors import ConfigError, DataError
+from colloid.agents.search import SearchIndex, retrieve, serve
+from colloid.errors import ConfigError, DataError, EngineError
 
 TEXTS = [
     '"Rome"\nRome is the capital of Italy.',
@@ -104,14 +104,20 @@ def test_the_wire_format(corpus):
             for body in bodies:
                 async with session.post(url, json=body) as answer:
                     answers.append((answer.status, await answer.json()))
+        asked = await retrieve(url, ["capital", "nothing"], 1)
+        with pytest.raises(EngineError, match="answers with 400"):
+            await retrieve(url, ["capital"], 0)
         await runner.cleanup()
-        return answers
+        with pytest.raises(EngineError, match="does not answer"):
+            await retrieve(url, ["capital"])
+        return [*answers, asked]
 
-    scored, plain, *refused = asyncio.run(ask())
+    scored, plain, *refused, asked = asyncio.run(ask())
     rome = {"id": "0", "contents": TEXTS[0]}
     assert scored[0] == 200 and [row[0]["document"] for row in scored[1]["result"]] == [rome, rome]
     assert scored[1]["result"][0][0]["score"] > scored[1]["result"][1][0]["score"] > 0
     assert [document["id"] for document in plain[1]["result"][0]] == ["0", "1"]
+    assert asked == [[rome], []]
     assert [status for status, _ in refused] == [400, 400]
     assert "list of texts" in refused[0][1]["error"] and "not 0" in refused[1][1]["error"]
 
