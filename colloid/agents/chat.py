@@ -76,6 +76,8 @@ class Sampled:
     truncated: bool
     stop: str | None = None
     """The stop string that ended it."""
+    experts: Any = None
+    """See `TokenLedger.record`."""
 
 
 Generate = Callable[[list[int], ChatRequest, int], Awaitable[Sampled]]

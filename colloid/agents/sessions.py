@@ -174,7 +174,8 @@ class Session:
         made = {"role": "assistant", "content": content, **({"tool_calls": _as_sent(calls)} if calls else {})}
         if sampled.ids:
             forms = _forms(begun, self._renderer.text(sampled.ids), text, made)
-            self._ledger.record(prompt, sampled.ids, sampled.log_probs, sampled.versions, *forms)
+            recorded = (sampled.ids, sampled.log_probs, sampled.versions)
+            self._ledger.record(prompt, *recorded, *forms, experts=sampled.experts)
         self._status = Status.TRUNCATED if sampled.truncated else Status.COMPLETED
         self._messages = [*request.messages, made]
         return Answer(

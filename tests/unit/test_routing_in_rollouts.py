@@ -28,6 +28,23 @@ async def custom_generate(args, sample, sampling_params, evaluation=False):
     sample.reward = float(sample.index)
     return sample
 """
+AGENT = """
+import aiohttp
+
+from colloid.agents import session
+
+
+async def custom_generate(args, sample, sampling_params, evaluation=False):
+    async with session(args, sample, sampling_params) as episode:
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {episode.api_key}"}) as client:
+            messages = [{"role": "user", "content": sample.prompt}]
+            for again in ("Sure?", "Really?"):
+                body = {"model": "policy", "messages": messages}
+                async with client.post(f"{episode.base_url}/chat/completions", json=body) as answer:
+                    messages.append((await answer.json())["choices"][0]["message"])
+                messages.append({"role": "user", "content": again})
+    return episode.samples(reward=float(sample.index))
+"""
 CONVERT = """
 def convert_samples_to_train_data(args, samples):
     rows = [sample for sample in samples for _ in range(2)][::-1]
@@ -115,6 +132,14 @@ def test_turns_of_a_conversation_and_branches_that_it_left_have_those_of_all_the
     engine = FakeEngine(lambda payload: [60 + len(payload["input_ids"]) % 50, 61])
     columns = columns_of(args, engine)
     assert columns.num_samples == 5 and len(engine.requests) == 10
+    assert_each_has_its_own(args, columns)
+
+
+def test_an_agent_with_its_own_loop_has_those_of_all_tokens_of_its_episode(options):
+    args = options("--custom-generate-function-path", AGENT)
+    engine = FakeEngine(lambda payload: [60 + len(payload["input_ids"]) % 50, 61])
+    columns = columns_of(args, engine)
+    assert columns.num_samples == 4 and len(engine.requests) == 8
     assert_each_has_its_own(args, columns)
 
 
