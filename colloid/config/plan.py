@@ -50,6 +50,7 @@ def describe_plan(args: Args) -> str:
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",
         f"  rollouts         {rollouts}",
+        *([f"  asynchronous     {_ahead(args)}"] if args.entry == "train_async" else []),
         f"  start            {args.resume_from or args.init_checkpoint or 'the model'}",
         f"  run directory    {args.run_dir}",
         f"  checkpoints      {_checkpoints(args)}",
@@ -106,6 +107,18 @@ def _layout(args: Args) -> str:
         "EP": args.expert_model_parallel_size,
     }
     return " ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "not parallel"
+
+
+def _ahead(args: Args) -> str:
+    size, interval, oldest = args.async_buffer_size, args.update_weights_interval, args.max_staleness
+    return (
+        f"up to {size} rollout{'s' * (size > 1)} ahead of the trainer, weights after {_each(interval)}, tokens at most "
+        f"{oldest} update{'s' * (oldest > 1)} old; an update: {args.pause_mode}"
+    )
+
+
+def _each(interval: int) -> str:
+    return "each rollout" if interval == 1 else f"each {interval} rollouts"
 
 
 def _checkpoints(args: Args) -> str:

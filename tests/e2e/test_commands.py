@@ -30,6 +30,12 @@ source {root}/scripts/models/qwen3-4B.sh
     --label-key label --apply-chat-template --rollout-batch-size 32 --n-samples-per-prompt 8 --global-batch-size 256 \
     --num-rollout 3000 --save-interval 100 --eval-interval 50 ${{MODEL_ARGS[@]}} --dry-run
 """
+ASYNCHRONOUS = """
+source {root}/scripts/models/qwen3-4B.sh
+{python} {root}/train_async.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 --rollout-num-gpus 8 \
+    --advantage-estimator grpo --async-buffer-size 4 --update-weights-interval 2 --prompt-data train.jsonl \
+    ${{MODEL_ARGS[@]}} --dry-run
+"""
 COLOCATED = """
 source {root}/scripts/models/qwen3-4B.sh
 {python} {root}/train.py --colocate --actor-num-gpus-per-node 8 --sglang-mem-fraction-static 0.4 ${{MODEL_ARGS[@]}} \
@@ -42,9 +48,10 @@ source {root}/scripts/models/qwen3-4B.sh
     [
         (FIRST_RUN, ["4 ranks", "engines          4 ×", "32 prompts × 8 samples = 1 step × 256"]),
         (SECOND_RUN, ["8 ranks", "engines          8 ×", "checkpoints, each 100 rollouts", "--eval-interval"]),
+        (ASYNCHRONOUS, ["8 ranks", "4 rollouts ahead", "each 2 rollouts, tokens at most 3 updates old"]),
         (COLOCATED, ["8 ranks", "8 device slots", "colocated"]),
     ],
-    ids=["first run", "checkpoints and evaluation", "colocated"],
+    ids=["first run", "checkpoints and evaluation", "asynchronous", "colocated"],
 )
 def test_a_command_stands_as_it_is_with_dry_run(tmp_path, script, expected):
     for name in ("data.jsonl", "train.jsonl"):
