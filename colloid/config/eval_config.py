@@ -121,6 +121,12 @@ def resolve_evaluation(args: Args) -> None:
         args.finetune, args.rollout_global_dataset = True, False
 
 
+def read_for_sets(args: Args) -> list[str]:
+    """Options whose values are now in the sets."""
+    dests = [_option(key).dest for key in SETTINGS]
+    return [dest for dest in dests if "eval" in dest] if args.eval_datasets else []
+
+
 def evaluates(args: Args) -> bool:
     """Whether the run evaluates at all: it has sets, or a function that brings its own."""
     return not args.debug_train_only and bool(args.eval_datasets or args.eval_function_path)

@@ -33,7 +33,7 @@ def parse(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
     args.forget_reads()
     args.mark_read(*_READ_BY_PARSING)
     args.mark_read(*(row.dest for row in tables().options if row.category in ("sglang", "router")))
-    args.mark_read(*(args.given & args.derived))
+    args.mark_read(*(args.given & args.derived), *eval_config.read_for_sets(args))
     return args
 
 

@@ -20,7 +20,7 @@ from colloid.config.tracking import WandbOptions
 from colloid.errors import ConfigError
 
 STATE_FILE = "wandb_run.json"
-"""In the run directory: id, name and group of the W&B run."""
+"""In the run directory: id, name and group of the W&B run, and how many rows it has."""
 
 CURVES = {
     "train/*": "train/step",
@@ -71,7 +71,8 @@ class WandbTracker:
                 f"--use-wandb: W&B cannot be used: {error}. Give its key (--wandb-key, WANDB_API_KEY or `wandb "
                 "login`), or keep its files here with --wandb-mode offline (`wandb sync` uploads them later)"
             ) from error
-        _write(Path(run_dir) / STATE_FILE, state)
+        self._path, self._state = Path(run_dir) / STATE_FILE, state
+        _write(self._path, state)
         for step in dict.fromkeys(CURVES.values()):
             self._run.define_metric(step)
         for pattern, step in CURVES.items():
@@ -86,7 +87,11 @@ class WandbTracker:
         """One W&B row; uploaded in the background."""
         train_step = step * self._options.steps_per_rollout
         shown = train_step if self._options.always_use_train_step else step
-        self._run.log({**values, "rollout/step": shown, "eval/step": shown, "train/step": train_step})
+        row = {**values, "rollout/step": shown, "eval/step": shown, "train/step": train_step}
+        # Offline, W&B would count a resumed run's rows from 0 again, and they would hide those before when uploaded.
+        self._run.log(row, step=max(self._run.step, self._state["num_rows"]), commit=True)
+        self._state["num_rows"] = self._run.step
+        _write(self._path, self._state)
 
     def close(self) -> None:
         """Waits until W&B has everything. A run that fails before is marked so by W&B when the process ends."""
@@ -97,11 +102,11 @@ def _state(options: WandbOptions, run_dir: Path, resumed: bool) -> dict[str, Any
     path = run_dir / STATE_FILE
     if resumed and path.exists():
         state = json.loads(path.read_text())
-        return state if options.run_id in (None, state["id"]) else {**state, "id": options.run_id}
+        return state if options.run_id in (None, state["id"]) else {**state, "id": options.run_id, "num_rows": 0}
     group = options.group
     if group and options.random_suffix:
         group = f"{group}_{_new_id()}"
-    return {"id": options.run_id or _new_id(), "name": group or options.run_name, "group": group}
+    return {"id": options.run_id or _new_id(), "name": group or options.run_name, "group": group, "num_rows": 0}
 
 
 def _new_id() -> str:
