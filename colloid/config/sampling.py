@@ -79,4 +79,13 @@ def warnings(args: Args) -> list[str]:
     ]
 
 
-RULES: tuple[Rule, ...] = (_mask, _no_dataset, _start)
+def _agents(args: Args) -> str | None:
+    if args.agent_endpoint_host in ("0.0.0.0", "::", ""):
+        return (
+            f"--agent-endpoint-host is {args.agent_endpoint_host!r}, which is no address that agents can be told: give "
+            "that of this machine under which they reach it"
+        )
+    return None
+
+
+RULES: tuple[Rule, ...] = (_mask, _no_dataset, _start, _agents)

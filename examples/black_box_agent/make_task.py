@@ -8,7 +8,6 @@ tool says, or says `Hm.` again.
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from examples.taught_model import question, teach
@@ -16,6 +15,8 @@ from examples.tool_model import make_tool_model, write_rows
 
 SUMS = [(a, b) for a in range(1, 5) for b in range(1, 5)]
 UNSURE = "Hm."
+CALL = ('<tool_call>{"name": "add", "arguments": {"a":', ', "b":', "}}</tool_call>")
+"""Around the numbers; tokens of their own, so that the model learns in seconds."""
 CHAT_TEMPLATE = (
     "{% if tools %}<|im_start|>system\nTools:{% for tool in tools %} {{ tool.function.name }}{% endfor %}<|im_end|>\n"
     "{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
@@ -47,17 +48,17 @@ def main(argv: list[str] | None = None) -> None:
 def make_model(path: Path) -> None:
     from transformers import AutoTokenizer
 
-    texts = [text for a, b in SUMS for text in (question(a, b), call(a, b), UNSURE)]
-    make_tool_model(path, texts * 4)
+    texts = [text for a, b in SUMS for text in (question(a, b), UNSURE)]
+    make_tool_model(path, texts * 4, words=CALL)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(path)
-    teach(path, lessons(tokenizer), loss_to_reach=0.12, lr=5e-3)
+    teach(path, lessons(tokenizer), loss_to_reach=0.2, lr=5e-3)
 
 
 def call(a: int, b: int) -> str:
     """What the model says to call the tool."""
-    return f'<tool_call>{{"name": "add", "arguments": {json.dumps({"a": a, "b": b})}}}</tool_call>'
+    return f"{CALL[0]} {a}{CALL[1]} {b}{CALL[2]}"
 
 
 def lessons(tokenizer) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from colloid.config import parse
-from colloid.errors import HookError
+from colloid.errors import ConfigError, HookError
 from colloid.rollout.manager import RolloutManager
 from tests.fake_engine import FakeEngine, seeded
 
@@ -221,7 +221,7 @@ def ended(pid):
     return False
 
 
-def test_a_full_context_truncates_and_a_session_needs_a_rollout(run, tokenizer):
+def test_a_full_context_truncates(run, tokenizer):
     function = THREAD.replace("length = await", "import openai\n        length = 1.0\n        await").replace(
         "asyncio.to_thread(agent.ask_twice, question, episode.base_url, episode.api_key)",
         "asyncio.to_thread(until_full, openai, question, episode)",
@@ -241,10 +241,22 @@ def until_full(openai, question, episode):
 """
     columns, metrics = run(function, FakeEngine(says_numbers(tokenizer)), "--rollout-max-context-len", "150")
     assert metrics["rollout/truncated_ratio"] == 1.0 and 100 < columns.lengths.max() <= 150
+
+
+def test_the_page_of_the_documentation_shows_a_function_that_runs(run, tokenizer):
+    page = (Path(__file__).resolve().parents[2] / "docs/agents.md").read_text()
+    function = page.split("```python\n")[1].split("```")[0]
+    columns, metrics = run(function, FakeEngine(says_numbers(tokenizer)), "--log-multi-turn")
+    assert metrics["multi_turn/turns/mean"] == 2 and not np.isnan(columns.raw_rewards).any()
+
+
+def test_a_session_needs_a_rollout_and_an_address_that_can_be_told(run):
     from colloid.agents import session
 
     with pytest.raises(HookError, match="only inside the function"):
         session(None, None)
+    with pytest.raises(ConfigError, match="--agent-endpoint-host is '0.0.0.0', which is no address that agents"):
+        run(THREAD, None, "--agent-endpoint-host", "0.0.0.0")
 
 
 @pytest.mark.parametrize("function", [THREAD, PROCESS], ids=["thread", "process"])
