@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from colloid import Sample
-from colloid.errors import HookError
+from colloid.errors import DataError, HookError
 from colloid.rollout.batching import rollout_batch
 from tests.unit.test_step_advantages import plan
 
@@ -38,10 +38,11 @@ def convert_samples_to_train_data(args, samples):
 """
 
 
-def convert(tmp_path, text, samples=None):
-    path = tmp_path / "convert.py"
+def convert(tmp_path, text, samples=None, options=()):
+    path = tmp_path / f"convert{len(list(tmp_path.iterdir()))}.py"  # a file is imported once
     path.write_text(text)
-    return rollout_batch(plan(f"--custom-convert-samples-to-train-data-path {path}"), samples or make_samples())
+    given = " ".join(["--custom-convert-samples-to-train-data-path", str(path), *options])
+    return rollout_batch(plan(given), samples or make_samples())
 
 
 def test_train_data_of_ones_own_becomes_columns(tmp_path):
@@ -56,6 +57,15 @@ def test_one_sample_may_become_several_rows_that_weigh_as_one(tmp_path):
     text = CONVERT.replace("return {", "samples = [s for s in samples for _ in range(2)]\n    return {")
     batch = convert(tmp_path, text)
     assert batch.num_samples == 8 and batch.rollout_tokens.tolist() == [4] * 8
+
+
+def test_what_a_teacher_said_is_handed_on(tmp_path):
+    teacher = ("--use-opd", "--opd-type", "sglang", "--rm-url", "http://127.0.0.1:1")
+    with pytest.raises(DataError, match="4 of 4 samples have no teacher_log_probs.*where it returns teacher_log_probs"):
+        convert(tmp_path, CONVERT, options=teacher)
+    text = CONVERT.replace("return {", 'return {\n        "teacher_log_probs": [[-1.0, -2.0, -4.0]] * len(samples),')
+    batch = convert(tmp_path, text, options=teacher)
+    np.testing.assert_array_equal(batch.teacher_log_probs, np.float32([-1.0, -2.0, -4.0] * 4))
 
 
 def test_a_sample_that_failed_stays_without_a_vote(tmp_path):
@@ -83,5 +93,5 @@ def test_a_sample_that_failed_stays_without_a_vote(tmp_path):
 )
 def test_train_data_that_cannot_be_used_is_named(tmp_path, change, message):
     assert change[0] in CONVERT
-    with pytest.raises(HookError, match=f"--custom-convert-samples-to-train-data-path .*convert.py.*({message})"):
+    with pytest.raises(HookError, match=f"--custom-convert-samples-to-train-data-path .*convert0.py.*({message})"):
         convert(tmp_path, CONVERT.replace(*change, 1))

@@ -247,3 +247,10 @@ def test_saved_samples_keep_them(tmp_path):
     assert load_rollout(tmp_path / "saved")[0].teacher_log_probs == sample.teacher_log_probs
     sample.reset_response()
     assert sample.teacher_log_probs is None
+
+
+def test_a_rows_reward_cannot_be_asked_of_the_teachers_server(run_args):  # noqa: F811
+    row = {"prompt": "1 + 1?", "label": "2", "metadata": {"rm_type": "remote_rm"}}
+    args = run_args(*("--use-opd", "--opd-type", "sglang", "--rm-url", "http://127.0.0.1:1"), rows=[row] * 8)
+    with pytest.raises(ConfigError, match="'remote_rm' asks the server at --rm-url.*the teacher's: .*opd-teacher-load"):
+        RolloutManager(args)
