@@ -83,6 +83,7 @@ SETTINGS = {
 _REWARD = ("rm_type", "custom_rm_path")
 """Without these a set has the run's reward."""
 _ALIASES = {"prompt_key": "input_key"}
+_FILES = (".jsonl", ".json", ".parquet", ".pq")
 _OTHER_KEYS = ("name", "path", "metadata_overrides")
 
 _FALLBACKS = {
@@ -152,7 +153,11 @@ def _pairs(words: list[str]) -> list[tuple[str, str]]:
         raise ConfigError(
             f"--eval-prompt-data takes pairs of name and file, but got {len(words)} words: {' '.join(words)}"
         )
-    return list(zip(words[::2], words[1::2], strict=True))
+    pairs = list(zip(words[::2], words[1::2], strict=True))
+    for name, path in pairs:
+        if name.rpartition("@[")[0].endswith(_FILES) or name.endswith(_FILES):
+            raise ConfigError(f"--eval-prompt-data {name} {path}: a name goes before each file, and {name} is a file's")
+    return pairs
 
 
 def _check_names(names: list[str]) -> None:

@@ -131,6 +131,9 @@ def test_the_ninth_command_names_its_sets_both_ways(plan):
         ("gsm8k", "gsm8k.jsonl", 16),
     ]
     assert plan("--eval-prompt-data", "data/aime.jsonl@[0:5]").eval_datasets[0].name == "aime"
+    assert not {"n_samples_per_eval_prompt", "eval_prompt_data"} & set(one.unread())
+    with pytest.raises(ConfigError, match="a name goes before each file, and a.jsonl is a file's"):
+        plan("--eval-prompt-data", "a.jsonl", "--eval-prompt-data", "b.jsonl")
 
 
 def test_evaluation_alone_needs_neither_prompts_nor_a_trainer(tmp_path, tiny_model_dir):
