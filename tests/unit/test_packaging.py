@@ -15,8 +15,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONAL = {"sglang", "transformer_engine", "apex"}
-"""Of machines with CUDA; imported only where they are there."""
+OPTIONAL = {"sglang", "transformer_engine", "apex", "wandb"}
+"""Of machines with CUDA, imported only where they are there; and of extras, imported only where an option asks."""
 
 
 def canonical(name):
