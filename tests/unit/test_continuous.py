@@ -184,3 +184,55 @@ def test_a_failure_in_the_background_is_raised_where_the_next_rollout_waits():
     finally:
         _cancel_all(loop)
         loop.close()
+
+
+class Steady(ScopedClient):
+    """Every request takes the same time."""
+
+    async def _wait(self, seconds):
+        await super()._wait(0.05)
+
+
+@pytest.mark.parametrize(("bound", "ahead", "interval"), [(1, 1, 1), (2, 1, 1), (3, 2, 1), (2, 2, 2), (3, 3, 2)])
+def test_nothing_is_born_too_old_and_capacity_is_used(bound, ahead, interval):
+    """Rollouts are taken `ahead` of the trainer, which is slow: all that may be started is finished, and waits."""
+    loop = VirtualTimeLoop()
+    training = Training(0)
+    training.client, training.batch, training.filter = Steady(0), 2, None
+    training.client.weight_version, training.grader.grade = 1, _judge
+    versions = training.versions = Versions(engines=1, max_staleness=bound, interval=interval)
+    started = []
+
+    async def run():
+        stream, taken = training.stream(), {}
+        for trained in range(12):
+            for rollout_id in range(len(taken), trained + ahead + 1):
+                age = rollout_id // interval - trained // interval
+                if age > bound:
+                    break
+                versions.trained, versions.rollout_id = versions.engines + age, rollout_id
+                taken[rollout_id] = versions.trained, await stream.take()
+            version, groups = taken[trained]
+            assert version == versions.engines
+            ages = [version - oldest_version(sample) for group in groups for sample in group]
+            started.append(max(ages))
+            await asyncio.sleep(50.0)
+            held = len(taken) - trained - 1 + stream.num_outstanding / training.batch
+            assert held == (bound + 1) * interval - 1 - trained % interval, "batches beside the one that is trained"
+            if (trained + 1) % interval == 0:
+                versions.engines += 1
+                training.client.weight_version = versions.engines
+                stream.weights_updated()
+        await stream.close()
+        return stream.counts.stale
+
+    try:
+        assert loop.run_until_complete(run()) == 0
+    finally:
+        _cancel_all(loop)
+        loop.close()
+    assert max(started) == bound, "as old as may be, and no older"
+
+
+async def _judge(sample, reward_key=None):
+    sample.reward = 1.0
