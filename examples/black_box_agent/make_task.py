@@ -48,12 +48,12 @@ def main(argv: list[str] | None = None) -> None:
 def make_model(path: Path) -> None:
     from transformers import AutoTokenizer
 
-    texts = [text for a, b in SUMS for text in (question(a, b), UNSURE)]
+    texts = [*(question(a, b) for a, b in SUMS), UNSURE, "system\nTools: add", "user\n", "assistant\n", "tool\n"]
     make_tool_model(path, texts * 4, words=CALL)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template = CHAT_TEMPLATE
     tokenizer.save_pretrained(path)
-    teach(path, lessons(tokenizer), loss_to_reach=0.2, lr=5e-3)
+    teach(path, lessons(tokenizer), loss_to_reach=0.185, lr=5e-3)
 
 
 def call(a: int, b: int) -> str:

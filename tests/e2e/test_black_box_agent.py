@@ -14,7 +14,7 @@ from tests.e2e.running import ROOT, metrics_of
 @pytest.mark.timeout(900)
 def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
     command = ["bash", "examples/black_box_agent/run.sh", "--cpu", "--outputs-dir", str(tmp_path)]
-    command += ["--num-rollout", "2", "--rollout-batch-size", "8", "--n-samples-per-prompt", "2"]
+    command += ["--num-rollout", "2", "--rollout-batch-size", "8", "--n-samples-per-prompt", "4"]
     environment = {**os.environ, "PYTHON": sys.executable}
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, env=environment)
     assert ended.returncode == 0, ended.stdout + ended.stderr

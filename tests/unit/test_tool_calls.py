@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colloid.agents.tool_calls import FORMATS, ToolCall, as_messages, parse_tool_calls, template_format
+from colloid.agents.tool_calls import (
+    FORMATS,
+    ToolCall,
+    as_messages,
+    call_opening,
+    parse_tool_calls,
+    template_format,
+)
 
 SEARCH = ToolCall("search", {"query": "rain in Rome", "limit": 3})
 CLOCK = ToolCall("clock", {})
@@ -53,6 +60,26 @@ def test_two_calls_of_each_format_are_found_by_their_marks_and_by_name(name):
 def test_the_ways_in_which_models_write_the_same_call(text, call):
     parsed = parse_tool_calls(text)
     assert parsed.calls == [call] and not parsed.malformed
+
+
+@pytest.mark.parametrize(
+    ("name", "rest"),
+    [
+        ("hermes", f"{QUERY}}}\n</tool_call>"),
+        (None, f"{QUERY}}}\n</tool_call>"),
+        ("qwen_xml", "<parameter=query>\nrain in Rome\n</parameter>\n<parameter=limit>\n3\n</parameter>\n</function>"),
+        ("glm45", "<arg_key>query</arg_key><arg_value>rain in Rome</arg_value><arg_key>limit</arg_key><arg_value>3"),
+        ("deepseek", f"{QUERY}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        ("kimi", f"{QUERY}<|tool_call_end|><|tool_calls_section_end|>"),
+        ("llama3", f"{QUERY}}}"),
+        ("glm4", QUERY),
+    ],
+)
+def test_a_message_that_is_made_to_begin_with_a_call_is_one(name, rest):
+    rest += "</arg_value></tool_call>" if name == "glm45" else ""
+    opening = call_opening(name, "search")
+    assert parse_tool_calls(opening + rest, name).calls == [SEARCH]
+    assert opening.startswith(call_opening(name)), "any tool: up to its name"
 
 
 def test_glm4_is_read_where_it_is_asked_for():
