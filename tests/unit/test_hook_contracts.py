@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import colloid.rollout
 from colloid.config import parse
 from colloid.data.sample import Sample
 from colloid.errors import ConfigError, HookError
@@ -213,6 +214,13 @@ def test_the_page_shows_a_file_that_is_found_as_it_stands(write, kind):
         load_class(path, kind)
     else:
         assert load_hook_or_class(path, kind).target.__name__ in block
+
+
+def test_the_names_that_functions_import_are_there_and_on_the_page():
+    of_colloid = ("Sample", "RolloutFnTrainOutput", "RolloutFnEvalOutput", "DynamicFilterOutput")
+    of_colloid += ("RolloutDataSource", "RolloutDataSourceWithBuffer")
+    for package, names in ((colloid, of_colloid), (colloid.rollout, ("generate_single", "get_model_url", "post"))):
+        assert [name for name in names if not callable(getattr(package, name)) or f"`{name}`" not in PAGE] == []
 
 
 def page_functions(kind):
