@@ -17,7 +17,7 @@ from colloid.cluster.run import Run
 from colloid.config.asynchrony import updates_between
 from colloid.config.eval_config import evaluates, evaluates_only
 from colloid.config.sft import takes_conversations
-from colloid.config.tracking import wandb_options
+from colloid.config.tracking import events_directory, wandb_options
 from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
 from colloid.observe.metrics import MetricsWriter
@@ -37,7 +37,7 @@ def train(args: Any) -> None:
     trackers = trackers_of(args)
     with Run(args) as run:
         start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers)
+        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers, events_directory(args))
         progress = Progress(args.num_rollout, start)
         if run.trains and run.serves:
             run.sync_weights()
@@ -85,7 +85,7 @@ def train_async(args: Any) -> None:
     trackers = trackers_of(args)
     with Run(args) as run:
         start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers)
+        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers, events_directory(args))
         progress = Progress(args.num_rollout, start)
         ahead = RolloutsAhead(run, args)
         if run.serves:
@@ -127,7 +127,7 @@ def evaluate(args: Any) -> None:
     setup_logging(args.run_dir, "driver")
     save_options(args)
     trackers = trackers_of(args)
-    with Run(args) as run, MetricsWriter(args.run_dir, trackers=trackers) as writer:
+    with Run(args) as run, MetricsWriter(args.run_dir, None, trackers, events_directory(args)) as writer:
         if run.trains:
             run.sync_weights()
         step = rollouts_trained(args.init_checkpoint)

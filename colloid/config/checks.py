@@ -247,6 +247,7 @@ RULES: tuple[Rule, ...] = (
     *algorithm.RULES,
     *sft.RULES,
     *eval_config.RULES,
+    *tracking.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,

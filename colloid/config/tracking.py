@@ -1,8 +1,9 @@
-"""Options of Weights & Biases: what follows from them, and rules between them."""
+"""Options of Weights & Biases and TensorBoard: what follows from them, and rules between them."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from colloid.config.args import Args
 Rule = Callable[[Args], "str | None"]
 
 PROJECT = "colloid"
+TENSORBOARD = "tensorboard"
 _OPTIONS = ("mode", "dir", "key", "host", "team", "group", "project", "run_id", "always_use_train_step")
 
 
@@ -55,6 +57,22 @@ def wandb_options(args: Args) -> WandbOptions | None:
     return options if args.use_wandb and args.wandb_mode != "disabled" else None
 
 
+def events_directory(args: Args) -> str:
+    """Where TensorBoard's events go."""
+    project, experiment = args.tb_project_name, args.tb_experiment_name
+    if project is None and experiment is None:
+        return args.run_dir
+    return os.path.join(args.outputs_dir, TENSORBOARD, project or PROJECT, experiment or args.run_name)
+
+
+def _names(args: Args) -> str | None:
+    for option in ("tb_project_name", "tb_experiment_name"):
+        name = getattr(args, option)
+        if name is not None and (name in ("", ".", "..") or "/" in name):
+            return f"--{option.replace('_', '-')} {name!r} is to be the name of a directory, not a path"
+    return None
+
+
 def _installed(args: Args) -> str | None:
     if args.use_wandb and args.wandb_mode != "disabled" and importlib.util.find_spec("wandb") is None:
         return (
@@ -64,6 +82,7 @@ def _installed(args: Args) -> str | None:
     return None
 
 
+RULES: tuple[Rule, ...] = (_names,)
 RUN_RULES: tuple[Rule, ...] = (_installed,)
 
 

@@ -29,18 +29,28 @@ class MetricsWriter:
         run_dir: where both go; made if need be.
         resume_step: the rollout id of the checkpoint that the run goes on from; what was logged at later steps is cut
             off. None: a new run. Metrics of an earlier one in the same directory are moved to `earlier-<n>/`.
+        events_dir: where TensorBoard's events go; None: there too.
         trackers: who gets the metrics beside these two; closed with the writer.
     """
 
-    def __init__(self, run_dir: str | Path, resume_step: int | None = None, trackers: Sequence[Tracker] = ()):
+    def __init__(
+        self,
+        run_dir: str | Path,
+        resume_step: int | None = None,
+        trackers: Sequence[Tracker] = (),
+        events_dir: str | Path | None = None,
+    ):
         self._path = Path(run_dir) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        events_dir = self._path.parent if events_dir is None else Path(events_dir)
+        events_dir.mkdir(parents=True, exist_ok=True)
         if resume_step is None:
-            _move_earlier_run(self._path.parent)
+            for directory in {self._path.parent, events_dir}:
+                _move_earlier_run(directory)
         else:
             cut_metrics(self._path, resume_step)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        events = TensorBoardTracker(self._path.parent, None if resume_step is None else resume_step + 1)
+        events = TensorBoardTracker(events_dir, None if resume_step is None else resume_step + 1)
         self._trackers: list[Tracker] = [events, *trackers]
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:

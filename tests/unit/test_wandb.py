@@ -11,7 +11,7 @@ import time
 import pytest
 
 from colloid.config import parse
-from colloid.config.tracking import wandb_options
+from colloid.config.tracking import events_directory, wandb_options
 from colloid.errors import ConfigError
 from colloid.observe.metrics import MetricsWriter
 from colloid.observe.trackers import open_trackers
@@ -51,13 +51,25 @@ def test_options_become_the_runs_settings_without_the_key(options):
 
 
 def test_a_missing_package_is_an_error_before_anything_starts(tmp_path, tiny_model_dir, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else real(name, *more))
     data = tmp_path / "p.jsonl"
     data.write_text('{"prompt": "a", "label": "1"}\n')
     line = ["--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(data), "--outputs-dir", str(tmp_path)]
     with pytest.raises(ConfigError, match=r"--use-wandb needs the package wandb.*pip install wandb"):
         parse([*line, "--use-wandb"], "train")
     assert parse([*line, "--use-wandb", "--wandb-mode", "disabled"], "train").use_wandb
+
+
+def test_tensorboards_directory_has_the_names_that_are_given(tmp_path):
+    def directory(*flags):
+        line = ["--dry-run", "--prompt-data", "x", "--outputs-dir", "out", "--run-name", "run", *flags]
+        return events_directory(parse(line, "train"))
+
+    assert directory() == "out/run" and directory("--tb-project-name", "p") == "out/tensorboard/p/run"
+    assert directory("--tb-experiment-name", "e") == "out/tensorboard/colloid/e"
+    with pytest.raises(ConfigError, match="--tb-project-name '../x' is to be the name of a directory"):
+        directory("--tb-project-name", "../x")
 
 
 def test_options_without_use_wandb_are_warned_of():

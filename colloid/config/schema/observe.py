@@ -6,8 +6,14 @@ LATER = {"built": ()}
 
 LOGGING = (
     opt("--use-tensorboard", FLAG, None, "Accepted: TensorBoard events are always written."),
-    opt("--tb-project-name", "str", None, "Project in TensorBoard.", **LATER),
-    opt("--tb-experiment-name", "str", None, "Experiment in TensorBoard.", **LATER),
+    opt(
+        "--tb-project-name",
+        "str",
+        None,
+        "TensorBoard events go to OUTPUTS_DIR/tensorboard/PROJECT/EXPERIMENT.",
+        shown="the run directory",
+    ),
+    opt("--tb-experiment-name", "str", None, "The last part of that.", shown="the run's name"),
     opt("--use-wandb", FLAG, None, "Log to Weights & Biases too (pip install 'colloid[wandb]')."),
     opt(
         "--wandb-mode",
