@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 import xxhash
 
+from tests.parallel.ranks import FORKS, print_to
+
 
 @contextmanager
 def embedded_engines(models: dict[str, Path], directory: Path, *options: str) -> Iterator[dict[str, str]]:
@@ -28,23 +29,30 @@ def embedded_engines(models: dict[str, Path], directory: Path, *options: str) ->
         engines = {}
         for row, (name, model) in enumerate(models.items()):
             ready, log = directory / f"ready_{row}.json", directory / f"log_{row}"
-            command = [sys.executable, "-m", "colloid.engines.embedded", "--model-path", str(model)]
-            command += ["--host", "127.0.0.1", "--port", "0", "--ready-file", str(ready), "--dtype", "float32"]
-            command += options
+            command = ["--model-path", str(model), "--host", "127.0.0.1", "--port", "0"]
+            command += ["--ready-file", str(ready), "--dtype", "float32", *options]
             if not (model / "tokenizer.json").exists():
                 command.append("--skip-tokenizer-init")
-            with log.open("wb") as output:
-                environment = os.environ | {"COLLOID_API_KEY": "key"}
-                engine = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-            stack.callback(engine.wait)
+            engine = FORKS.Process(target=_serve, args=(command, log))
+            engine.start()
+            stack.callback(engine.join)
             stack.callback(engine.kill)
             engines[name] = (engine, ready, log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         for engine, ready, log in engines.values():
             while not ready.exists():
-                assert engine.poll() is None and time.monotonic() < deadline, log.read_text()
+                assert engine.exitcode is None and time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
         yield {name: json.loads(ready.read_text())["url"] for name, (_, ready, _) in engines.items()}
+
+
+def _serve(command: list[str], log: Path) -> None:
+    """In a process of its own."""
+    from colloid.engines.embedded.__main__ import main
+
+    print_to(log)
+    os.environ["COLLOID_API_KEY"] = "key"
+    sys.exit(main(command))
 
 
 class RecordingEngine:

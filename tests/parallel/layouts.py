@@ -96,7 +96,8 @@ def one_layout(
         result["steps"][name] = {"metrics": metrics, "gradients": whole_gradients(actor)}
     actor.close()
     for name in policy_losses:
-        actor = ranks.actor(model, **options | {"num_steps_per_rollout": 2, "policy_loss": name})
+        given = {} if name == "ppo" else {"policy_loss": name}  # what is not given is ppo
+        actor = ranks.actor(model, **options | {"num_steps_per_rollout": 2} | given)
         metrics = actor.train(0, part(make_rollout(num_steps=2, **rollout), micro_batch_size=2))
         weights = {key: tensor.float().numpy().copy() for key, tensor in actor._export()}
         result["trainings"][name] = {"metrics": metrics, "weights": weights, "copies agree": copies_agree(actor)}

@@ -9,14 +9,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["colloid.training.actor", "colloid.training.critic"])
+FORKS.set_forkserver_preload(["colloid.training.actor", "colloid.training.critic", "colloid.engines.embedded.__main__"])
 
 
 def run_ranks(
@@ -58,15 +57,19 @@ def run_ranks(
     return [pickle.loads((directory / f"result_{rank}").read_bytes()) for rank in range(world_size)]
 
 
-def _rank(case: Callable[..., Any], directory: Path, rank: int, world_size: int, log: Path) -> None:
-    """In its own process: what it prints goes to `log`."""
+def print_to(log: Path) -> None:
+    """What this process prints goes to `log`."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(output, stream)
+
+
+def _rank(case: Callable[..., Any], directory: Path, rank: int, world_size: int, log: Path) -> None:
+    """In a process of its own."""
+    print_to(log)
     import torch
 
     torch.set_num_threads(1)
     inputs = pickle.loads((directory / "inputs").read_bytes())
     result = case(rank, world_size, f"file://{directory}/rendezvous", **inputs)
     (directory / f"result_{rank}").write_bytes(pickle.dumps(result))
-    sys.stdout.flush()
