@@ -62,7 +62,7 @@ def test_a_solver_and_a_critic_are_trained_together_as_siblings(tmp_path):
     assert len(rows) == 32
     pairs: dict[int, list[dict]] = {}
     for row in rows:
-        pairs.setdefault(row["rollout_id"], []).append(row)
+        pairs.setdefault(row["index"], []).append(row)
     assert {len(pair) for pair in pairs.values()} == {2}, "a sample of each role, in one rollout"
     assert all(one["reward"] == other["reward"] for one, other in pairs.values())
     for line in metrics_of(tmp_path / "outputs/multi-agent"):
