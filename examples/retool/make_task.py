@@ -1,8 +1,8 @@
-"""Writes the task: products to work out, `train.jsonl`; with `--tiny` also a random model, and demonstrations for it.
+"""Writes the task: numbers to square, `train.jsonl`; with `--tiny` also a random model, and demonstrations for it.
 
     python -m examples.retool.make_task --output outputs/retool-data --tiny
 
-A row is `{"prompt": [{"role": "user", "content": "What is 17 * 23?"}], "label": "391"}`. Of the demonstrations one in
+A row is `{"prompt": [{"role": "user", "content": "What is 17 squared?"}], "label": "289"}`. Of the demonstrations one in
 four runs code and answers with what it printed; the others answer with a number that they made up. So a model that has
 seen them knows both ways, and which one is worth it is left to the reward. The same arguments give the same files.
 """
@@ -14,10 +14,12 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-from examples.tool_model import demonstration, make_tool_model, write_rows
+from examples.tool_model import demonstration, make_tool_model, tool_uses, write_rows
 
-NUMBERS = range(10, 32)
-QUESTION = "What is {a} * {b}?"
+NUMBERS = range(10, 40)
+QUESTION = "What is {number} squared?"
+PHRASES = ("What is", " squared?", "<code>print(", " ** 2)</code>", "<answer>", "</answer>")
+"""A token each in the vocabulary of the tiny model, so that what is always the same is short."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -25,28 +27,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="directory; made if need be")
     parser.add_argument("--tiny", action="store_true", help="also a random model in OUTPUT/tiny, and demonstrations")
     options = parser.parse_args(argv)
-    pairs = [(a, b) for a in NUMBERS for b in NUMBERS]
-    random.Random(0).shuffle(pairs)
-    rows = [{"prompt": [{"role": "user", "content": QUESTION.format(a=a, b=b)}], "label": str(a * b)} for a, b in pairs]
+    rows = [
+        {"prompt": [{"role": "user", "content": QUESTION.format(number=number)}], "label": str(number**2)}
+        for number in NUMBERS
+    ]
     write_rows(options.output / "train.jsonl", rows)
     print(f"{options.output / 'train.jsonl'}: {len(rows)} prompts")
     if options.tiny:
-        shown = list(demonstrations(64 * 150, random.Random(1)))
+        shown = list(demonstrations(random.Random(1)))
         write_rows(options.output / "demonstrations.jsonl", shown)
-        texts = [message["content"] for row in shown[:500] for message in row["messages"]]
-        print(f"{make_tool_model(options.output / 'tiny', texts)}: a random model")
+        texts = [message["content"] for row in shown[:200] for message in row["messages"]]
+        words = [*(f" {number}" for number in NUMBERS), *(str(number**2) for number in NUMBERS), *PHRASES]
+        print(f"{make_tool_model(options.output / 'tiny', texts, words=words)}: a random model")
 
 
-def demonstrations(count: int, generator: random.Random) -> Iterator[dict]:
-    """Conversations. What the tool says there is any number, so that only copying it is learned."""
-    for place in range(count):
-        a, b = generator.choice(NUMBERS), generator.choice(NUMBERS)
-        question, number = QUESTION.format(a=a, b=b), generator.randrange(100, 1000)
-        answer = f"<answer>{number}</answer>"
-        if place % 4:
+def demonstrations(generator: random.Random) -> Iterator[dict]:
+    """Conversations. The numbers that are asked for and found there have nothing to do with each other, so that only
+    copying them is learned.
+    """
+    for asks in tool_uses():
+        number, found = generator.choice(NUMBERS), generator.choice(NUMBERS) ** 2
+        question, answer = QUESTION.format(number=number), f"<answer>{found}</answer>"
+        if not asks:
             yield demonstration(question, answer)
         else:
-            yield demonstration(question, f"<code>print({a} * {b})</code>", str(number), answer)
+            yield demonstration(question, f"<code>print( {number} ** 2)</code>", str(found), answer)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from examples.tool_model import demonstration, make_tool_model, write_rows
+from examples.tool_model import demonstration, make_tool_model, tool_uses, write_rows
 
 QUESTION = "What is the capital of {country}?"
 FACTS = (
@@ -46,10 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     write_rows(options.output / "train.jsonl", rows)
     print(f"{options.output}: {len(documents)} documents, {len(rows)} questions")
     if options.tiny:
-        shown = list(demonstrations(64 * 150, random.Random(1)))
+        shown = list(demonstrations(random.Random(1)))
         write_rows(options.output / "demonstrations.jsonl", shown)
         texts = [message["content"] for row in shown[:200] for message in row["messages"]]
-        model = make_tool_model(options.output / "tiny", texts, words=names_with_space())
+        model = make_tool_model(options.output / "tiny", texts, words=words())
         print(f"{model}: a random model")
 
 
@@ -61,12 +61,12 @@ def corpus(capitals: dict[str, str], generator: random.Random) -> Iterator[dict]
             yield {"id": str(len(FACTS) * place + number), "contents": f'"{country}"\n{text}'}
 
 
-def demonstrations(count: int, generator: random.Random) -> Iterator[dict]:
+def demonstrations(generator: random.Random) -> Iterator[dict]:
     """Conversations."""
-    for place in range(count):
+    for asks in tool_uses():
         country, city = generator.choice(COUNTRIES), generator.choice(CITIES)
         question, answer = QUESTION.format(country=country), f"<answer> {city}</answer>"
-        if place % 4:
+        if not asks:
             yield demonstration(question, answer)
         else:
             found = information([f'"{country}"\n{FACTS[0].format(country=country, city=city)}'])
@@ -78,9 +78,14 @@ def information(texts: Sequence[str]) -> str:
     return "<information>" + "\n".join(texts) + "</information>"
 
 
-def names_with_space() -> list[str]:
-    """A token each, so that a name is copied at once."""
-    return [f" {name}" for name in (*COUNTRIES, *CITIES)]
+def words() -> list[str]:
+    """A token each, so that a name is copied at once, and what is always the same is short."""
+    phrases = ["What is the capital of", "the capital of", "The capital of", "<search>", "</search>", "<answer>"]
+    return [
+        *(f" {name}" for name in (*COUNTRIES, *CITIES)),
+        *(f'<information>"{country}"\n' for country in COUNTRIES),
+        *(*phrases, "</answer>", "</information>"),
+    ]
 
 
 if __name__ == "__main__":
