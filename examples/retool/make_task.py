@@ -2,9 +2,9 @@
 
     python -m examples.retool.make_task --output outputs/retool-data --tiny
 
-A row is `{"prompt": [{"role": "user", "content": "What is 17 squared?"}], "label": "289"}`. Of the demonstrations one in
-four runs code and answers with what it printed; the others answer with a number that they made up. So a model that has
-seen them knows both ways, and which one is worth it is left to the reward. The same arguments give the same files.
+A row is `{"prompt": [{"role": "user", "content": "What is 17 squared?"}], "label": "289"}`. The demonstrations run code
+and answer with what it printed; of the last ones only one in four does, and the others make a number up. So a model that
+has seen them knows both ways, and which is worth it is left to the reward. The same arguments give the same files.
 """
 
 from __future__ import annotations
