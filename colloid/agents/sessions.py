@@ -71,6 +71,8 @@ class Session:
         self._status = Status.COMPLETED
         self._messages: list[dict[str, Any]] = []
         self.ended = False
+        self.collected = False
+        """Whether `samples` was called."""
         self.failure: Exception | None = None
         """Why the episode cannot be used, where that is not the agent's doing."""
 
@@ -114,7 +116,7 @@ class Session:
             HookError: the agent has asked for nothing.
             EngineError: the engine failed, or the rollout was aborted.
         """
-        self.ended = True
+        self.ended = self.collected = True
         if self.failure is not None:
             raise self.failure
         sample = self.sample

@@ -60,7 +60,9 @@ class _Sampler:
     ):
         self._client, self._sampling, self._services = client, sampling, services
         self._index = sample.index or 0
-        self._rollout_id, self._number = recordings.rollout_id, recordings.next_session(sample)
+        self._rollout_id = recordings.rollout_id
+        self.number = 0
+        """Of the session, among those of its sample."""
         given = dict(params or {})
         given.pop("sampling_seed", None)
         self._limit = given.pop("max_new_tokens", 0) or sampling.max_response_len
@@ -120,7 +122,7 @@ class _Sampler:
         return params
 
     def _seed(self, draw: int) -> int:
-        turn = xxhash.xxh3_64_intdigest(f"{self._number}/{draw}".encode())
+        turn = xxhash.xxh3_64_intdigest(f"{self.number}/{draw}".encode())
         return request_seed(self._sampling.seed, self._rollout_id, self._index, turn)
 
 
@@ -155,6 +157,7 @@ async def open_session(
     template = getattr(context.tokenizer, "chat_template", None)
     template = template if isinstance(template, str) else None
     session = Session(sample, renderer, template, sampler, services.processes)
+    sampler.number = recordings.add_session(session)
     with services.endpoint.serving(session):
         try:
             yield session

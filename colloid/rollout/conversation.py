@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextvars
 import copy
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from colloid.agents.sessions import Session
 from colloid.data.ledger import TokenLedger
 from colloid.data.prompts import Messages
 from colloid.data.sample import Sample, Status
@@ -124,7 +124,7 @@ class Recordings:
         self._rollout_id = rollout_id
         self._parse = parse
         self._requests = 0
-        self._sessions: Counter[int] = Counter()
+        self._sessions: list[Session] = []
 
     @property
     def sampling(self) -> SamplingOptions:
@@ -146,17 +146,25 @@ class Recordings:
                 return recording.renderer
         raise HookError(f"sample {sample.index} is none of those that the generate function was called with")
 
-    def next_session(self, sample: Sample) -> int:
-        """The number of the next session that a function opens for a sample, from 0."""
-        number, self._sessions[id(sample)] = self._sessions[id(sample)], self._sessions[id(sample)] + 1
-        return number
+    def add_session(self, session: Session) -> int:
+        """A session that the function opens; its number among those of its sample, from 0."""
+        self._sessions.append(session)
+        return sum(one.sample is session.sample for one in self._sessions) - 1
 
     def finish(self, original: Sample, given: list[Sample]) -> list[Sample]:
         """What a function gave back for a sample, with what was recorded of it.
 
         Raises:
-            HookError: turns were recorded, and it gave back other samples, so that nothing says whose they are.
+            HookError: turns were recorded, and it gave back other samples, so that nothing says whose they are; or
+                it did not take the samples of an agent's session.
         """
+        for session in self._sessions:
+            kept = [one for one in given if one.status not in (Status.FAILED, Status.ABORTED)]
+            if session.sample is original and session.num_turns and not session.collected and kept:
+                raise HookError(
+                    f"the session of sample {original.index} has recorded {session.num_turns} turns, and they were not "
+                    "taken: return what its samples() gives, or set the status FAILED"
+                )
         recording = next(one for one in self._recordings if one.sample is original)
         if len(given) == 1:
             recording.sample = given[0]

@@ -250,6 +250,12 @@ def test_the_page_of_the_documentation_shows_a_function_that_runs(run, tokenizer
     assert metrics["multi_turn/turns/mean"] == 2 and not np.isnan(columns.raw_rewards).any()
 
 
+def test_samples_that_are_not_taken_are_an_error(run, tokenizer):
+    function = THREAD.replace("return episode.samples(reward=float(length))", "return sample")
+    with pytest.raises(HookError, match=r"session of sample \d has recorded 2 turns, and they were not taken"):
+        run(function, FakeEngine(says_numbers(tokenizer)), "--rm-type", "random")
+
+
 def test_a_session_needs_a_rollout_and_an_address_that_can_be_told(run):
     from colloid.agents import session
 
