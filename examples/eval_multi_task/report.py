@@ -12,7 +12,7 @@ from pathlib import Path
 from colloid.observe.metrics import read_metrics
 from examples.reports import first_and_last
 
-MEASURED = re.compile(r"eval/(\w+)(-pass@\d+)?")
+MEASURED = re.compile(r"eval/(\w+)(/pass@\d+)?")
 
 
 def main() -> None:

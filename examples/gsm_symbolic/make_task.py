@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     for name, size, seed in (("train", options.size, options.seed), ("eval", HELD_OUT, options.seed + 1)):
         with (options.output / f"{name}.jsonl").open("w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in problems(options.dataset, size, seed))
+            # Some entries hold fractions among what the problem was made of.
+            file.writelines(json.dumps(row, default=str) + "\n" for row in problems(options.dataset, size, seed))
     if options.tiny:
         make_tiny_model(options.output / "tiny", vocab=400, layers=1)
 
