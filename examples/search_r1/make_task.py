@@ -5,8 +5,9 @@ demonstrations for it.
 
 The facts are made up, so that no model knows them: what is asked for is only found by a search. A row is
 `{"prompt": [{"role": "user", "content": "What is the capital of Norelia?"}], "label": "Tamsk"}`. In the demonstrations
-each country has any capital, so that looking it up is all that can be learned. Of the last ones only one in four looks it
-up, and the others name a city at once: which is worth it is left to the reward. The same arguments give the same files.
+each country has any capital, so that looking it up is all that can be learned. Of the last ones only one in four looks
+it up, and the others name a city at once: which is worth it is left to the reward. The same arguments give the same
+files.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,30 @@ def test_what_is_cancelled_is_gone(run):
     before = set(_processes("runner.py"))
     assert asyncio.run(cancel()).stdout == "next\n"
     assert set(_processes("runner.py")) <= before
+
+
+def test_nothing_outlives_a_caller_that_is_killed(run):
+    script = f"""
+import asyncio
+from colloid.agents.sandbox import Limits, Sandbox
+async def main():
+    box = Sandbox(mechanism={run.mechanism!r})
+    task = asyncio.create_task(box.run("import time\\nwhile True: time.sleep(1)", Limits(timeout=50)))
+    await asyncio.sleep(1)
+    print("runs", flush=True)
+    await task
+asyncio.run(main())
+"""
+    before = set(_processes("runner.py"))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "runs\n"
+    started = set(_processes("runner.py")) - before
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 20
+    while started & set(_processes("runner.py")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert started and not started & set(_processes("runner.py"))
 
 
 def test_many_run_at_a_time_and_no_more_than_allowed(run):
