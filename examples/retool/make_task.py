@@ -2,10 +2,10 @@
 
     python -m examples.retool.make_task --output outputs/retool-data --tiny
 
-A row is `{"prompt": [{"role": "user", "content": "What is 17 squared?"}], "label": "289"}`. In the demonstrations code is
-run, and the answer is what it printed; of the last ones only one in four runs code, and the others make a number up. So
-a model that has seen them knows both ways, and which is worth it is left to the reward. The same arguments give the same
-files.
+A row is `{"prompt": [{"role": "user", "content": "What is 17 squared?"}], "label": "289"}`. In the demonstrations code
+is run, and the answer is what it printed; of the last ones only one in four runs code, and the others make a number up.
+So a model that has seen them knows both ways, and which is worth it is left to the reward. The same arguments give the
+same files.
 """
 
 from __future__ import annotations
