@@ -101,11 +101,13 @@ def train_async(args: Any) -> None:
             with clock("train_time"):
                 metrics = run.train(rollout_id, rollout)
             if save_due(args, rollout_id):
-                ahead.settle()
+                with clock("settle_time"):
+                    ahead.settle()
                 with clock("save_time"):
                     run.save(rollout_id)
             if run.serves and sync_due(args, rollout_id):
-                ahead.settle()
+                with clock("settle_time"):
+                    ahead.settle()
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
@@ -180,12 +182,14 @@ def overlap_metrics(metrics: dict[str, float]) -> dict[str, float]:
     """`perf/…` of how well generation and training overlap in a step.
 
     Efficiency is the longer of the two in relation to the step: 1 where the other and the weight update are hidden.
+    The trainer is idle while it waits for its rollout, and with `--deterministic` for those that are to be finished
+    before an update.
     """
     step = metrics["perf/step_time"]
     longer = max(metrics.get("perf/rollout_time", 0.0), metrics["perf/train_time"])
     return {
         "perf/overlap_efficiency": min(1.0, longer / step),
-        "perf/trainer_idle_ratio": metrics["perf/rollout_wait_time"] / step,
+        "perf/trainer_idle_ratio": (metrics["perf/rollout_wait_time"] + metrics.get("perf/settle_time", 0.0)) / step,
     }
 
 
@@ -246,7 +250,7 @@ class Clock:
     def __call__(self, name: str):
         start = time.perf_counter()
         yield
-        self._seconds[name] = time.perf_counter() - start
+        self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def metrics(self, num_tokens: int) -> dict[str, float]:
         """`perf/…` of the step; `num_tokens` prompt and response tokens went through training."""

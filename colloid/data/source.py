@@ -109,6 +109,10 @@ class RolloutDataSource:
             if group:
                 self._in_flight.pop(flatten(group)[0].group_index, None)
 
+    def hand_out_again(self, groups: list[Group]) -> None:
+        """These groups are the next to be handed out, as they are."""
+        self._returned[:0] = groups
+
     def state_dict(self) -> dict[str, Any]:
         """Plain data: position, and what is in flight."""
         return {

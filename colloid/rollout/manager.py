@@ -172,6 +172,9 @@ class RolloutManager:
         started = time.monotonic()
         idle = None if self._last_end is None else started - self._last_end
         self._versions.trained, self._versions.rollout_id = weight_version, rollout_id
+        if isinstance(self._source, RolloutDataSource):
+            # Resumed from between two updates, it is trained with newer weights than it would have been.
+            self._source.hand_out_again(self._waiting.take_stale(rollout_id, self._versions.oldest))
         output = self._waiting.get(rollout_id) or await self._output(rollout_id)
         samples = [sample for group in output.samples for sample in flatten(group)]
         if self._args.save_debug_rollout_data:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import orjson
 
+from colloid.data.groups import Group
 from colloid.data.sample import Sample
 from colloid.errors import CheckpointError
+from colloid.rollout.staleness import is_stale
 from colloid.rollout.types import RolloutFnTrainOutput
 
 STATE_FILE = "waiting_rollouts.json"
@@ -29,6 +31,13 @@ class WaitingRollouts:
     def get(self, rollout_id: int) -> RolloutFnTrainOutput | None:
         """The rollout, if it is finished already (it comes from a checkpoint)."""
         return self._outputs.get(rollout_id)
+
+    def take_stale(self, rollout_id: int, oldest: int | None) -> list[Group]:
+        """The rollout's groups, no longer waiting, where one has tokens of a version before `oldest`; else none."""
+        output = self._outputs.get(rollout_id)
+        if output is None or not any(is_stale(group, oldest) for group in output.samples):
+            return []
+        return self._outputs.pop(rollout_id).samples
 
     def forget(self, trained: int) -> None:
         """Rollouts up to `trained` have been trained."""

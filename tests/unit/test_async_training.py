@@ -284,3 +284,47 @@ def test_a_judge_that_does_not_answer_fails_its_samples_and_the_run_says_so(opti
     monkeypatch.setattr(colloid.loop, "Run", LocalRun)
     with pytest.raises(HookError, match="all .* samples .* FAILED.*the judge is asleep"):
         colloid.loop.train_async(args)
+
+
+def test_what_waits_in_the_buffer_and_is_too_old_starts_anew(options):
+    """Rollout 0 leaves a finished group over; when rollout 1 is trained, two updates have come since."""
+    for bound, stale in ((2, 0), (1, 1)):
+        args = options(f"bound-{bound}", "--max-staleness", bound)
+        args.dynamic_sampling_filter_path = None
+        engine = FakeEngine(lambda payload: [11, 12, 13, 2])
+
+        async def two_rollouts(manager, engine=engine):
+            await manager.generate(0, 3)
+            engine.weight_version = "5"
+            return await manager.generate(1, 5)
+
+        result = _manager_with(args, engine, two_rollouts)
+        assert result.metrics["rollout/num_stale_groups"] == stale
+        assert result.batches[0].samples.weight_versions.min() == (5 if stale else 3)
+        assert len(engine.requests) == 2 * (4 + 3 + stale), "one group of the second rollout was finished"
+
+
+def test_a_rollout_that_waits_and_is_too_old_after_a_resume_is_made_anew_of_the_same_prompts(options, tmp_path):
+    args = options("late", "--max-staleness", 1, deterministic=False)
+    args.dynamic_sampling_filter_path = None
+
+    async def save(manager):
+        await manager.generate(0, 3)
+        manager.save(tmp_path, -1)
+
+    _manager_with(args, FakeEngine(lambda payload: [11, 12, 13, 2]), save)
+    saved = json.loads((tmp_path / "waiting_rollouts.json").read_text())["0"]["groups"]
+    for version, requests in ((4, 0), (5, 6)):
+        engine = FakeEngine(lambda payload: [21, 22, 23, 2])
+        engine.weight_version = str(version)
+
+        async def resume(manager, version=version):
+            manager.load(tmp_path, -1)
+            return (await manager.generate(0, version)).batches[0].samples
+
+        columns = _manager_with(args, engine, resume)
+        assert len(engine.requests) >= requests and (not engine.requests) == (version == 4)
+        assert version - columns.weight_versions.min() <= 1
+        if requests:
+            prompts = {tuple(sample["tokens"][: -sample["response_length"]]) for group in saved for sample in group}
+            assert prompts <= {tuple(request["input_ids"]) for request in engine.requests}
