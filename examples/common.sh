@@ -1,6 +1,7 @@
 # What the scripts of the examples share. Each sets NAME, its folder, and calls `example "$@"`, or its steps one by one:
 # `options`, `make_task`, `train`, `report`. It may define its own
 #   files     sets FILES, what train.py is given of the data in $data
+#   ENTRY     train_async.py in the place of train.py
 #   report    shows what the run in $1 came to
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -51,10 +52,10 @@ train() {
     local name=$1
     shift
     files
-    local command=("$PYTHON" train.py --config "examples/$NAME/config.yaml" --hf-checkpoint "${checkpoint:-$data/tiny}"
+    local command=("$PYTHON" "${ENTRY:-train.py}" --config "examples/$NAME/config.yaml" --hf-checkpoint "${checkpoint:-$data/tiny}"
         "${FILES[@]}" --outputs-dir "$outputs" --run-name "$name" "$@" ${passed[@]+"${passed[@]}"})
     echo "running: ${command[*]}"
-    "${command[@]}" || fail "train.py ended with the status $?: the reason is above, all logs are in $outputs/$name"
+    "${command[@]}" || fail "${ENTRY:-train.py} ended with the status $?: the reason is above, all logs are in $outputs/$name"
 }
 
 files() { FILES=(--prompt-data "$data/train.jsonl"); }
