@@ -332,3 +332,20 @@ def _readable(path):
         return subprocess.run(command, user=65534, group=65534, capture_output=True, timeout=20).returncode == 0
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_is_one_for_each_machine(machine, monkeypatch):
+    monkeypatch.syspath_prepend(str(sandbox.RUNNER.parent))
+    import seccomp
+
+    for attributes in (True, False):
+        program = seccomp.instructions(attributes=attributes, machine=machine, pid=7)
+        assert len(program) < 4096
+        for at, (code, if_true, if_false, operand) in enumerate(program):
+            assert at + 1 + max(if_true, if_false) < len(program) or code == 0x06
+            assert max(if_true, if_false) < 256 and 0 <= operand < 2**32
+    numbers = [
+        number for pair in (seccomp.DENIED | seccomp.ATTRIBUTES).values() if (number := pair[machine != "x86_64"])
+    ]
+    assert len(numbers) == len(set(numbers)) and max(numbers) <= seccomp.NEWEST_KNOWN
