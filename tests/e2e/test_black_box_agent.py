@@ -22,7 +22,6 @@ def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
     assert len(lines) == 2 and any(line["train/grad_norm"] > 0 for line in lines)
     for line in lines:
         assert line["multi_turn/turns/max"] >= 2 and line["multi_turn/branches"] == 0
-        assert line["multi_turn/rewritten_turns"] == 0
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
         assert line["rollout/num_failed_samples"] == 0 and "rollout/num_text_only_samples" not in line
     rows = pyarrow.parquet.read_table(tmp_path / "black-box-agent/rollouts/000000.parquet").to_pylist()
