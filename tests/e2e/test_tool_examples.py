@@ -15,7 +15,7 @@ from tests.e2e.running import ROOT, metrics_of
 def test_the_example_raises_its_reward(example, call, tmp_path):
     command = ["bash", ROOT / "examples" / example / "run.sh", "--cpu", "--outputs-dir", tmp_path, "--run-name", "run"]
     ended = subprocess.run(
-        [*command, "--num-rollout", "6", "--lr", "2e-3"],
+        [*command, "--num-rollout", "8"],
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
         text=True,
