@@ -4,8 +4,9 @@
 
 One engine on one core, one trainer rank on another, a small random model. Blocks of synchronous and of asynchronous
 steps (one rollout ahead) alternate in one run, so that both see the same machine. Sizes are to be such that generation
-and training take about as long: the table says what they take. Efficiency is max(generation, training) / step: 1 where
-all else is hidden. The first step of each asynchronous block, which waits for its rollout, is left out.
+and training take about as long: the table says what they take. Efficiency is max(generation, training) / step, of the
+sums over all steps: 1 where all else is hidden. Of each asynchronous block the first step, which waits for its rollout,
+is left out, and the last one, beside which nothing is generated.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def main() -> None:
     print(f"{'':<7}{'steps':>6}{'generate':>10}{'train':>8}{'update':>8}{'step':>8}{'efficiency':>12}")
     for kind, times in found.items():
         median = {name: statistics.median(one[name] for one in times) for name in (GENERATION, TRAINING, UPDATE, STEP)}
-        efficiency = statistics.median(max(one[GENERATION], one[TRAINING]) / one[STEP] for one in times)
+        total = {name: sum(one[name] for one in times) for name in (GENERATION, TRAINING, STEP)}
+        efficiency = max(total[GENERATION], total[TRAINING]) / total[STEP]
         numbers = f"{median[GENERATION]:>10.2f}{median[TRAINING]:>8.2f}{median[UPDATE]:>8.2f}{median[STEP]:>8.2f}"
         print(f"{kind:<7}{len(times):>6}{numbers}{efficiency:>12.2f}")
 
