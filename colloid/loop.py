@@ -213,9 +213,10 @@ def evaluation_due(args: Any, rollout_id: int) -> bool:
     """Evaluation comes before rollout 0, before every `--eval-interval`-th where that is given, and after the last."""
     if not evaluates(args):
         return False
+    interval = args.eval_interval
     if rollout_id == 0:
         return not args.skip_eval_before_train
-    return bool(args.eval_interval) and rollout_id % args.eval_interval == 0
+    return bool(interval) and rollout_id % interval == 0
 
 
 def sync_due(args: Any, rollout_id: int) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from colloid.config import parse
 from colloid.config.args import Args
 from colloid.config.layout import data_parallel_rank, data_parallel_size
-from colloid.config.megatron import transformer_fields
+from colloid.config.megatron_fields import transformer_fields
 from colloid.errors import ConfigError
 
 MODEL = "--num-layers 8 --hidden-size 64 --num-attention-heads 12 --num-query-groups 4 --ffn-hidden-size 96"

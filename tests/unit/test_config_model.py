@@ -10,7 +10,8 @@ import pytest
 
 import colloid.training.megatron  # noqa: F401  (it must come before megatron.core, in whatever process)
 from colloid.config import parse
-from colloid.config.megatron import PASSED_ON, ddp_fields, optimizer_fields, transformer_fields
+from colloid.config.megatron import PASSED_ON
+from colloid.config.megatron_fields import ddp_fields, optimizer_fields, transformer_fields
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
 from colloid.models.derive import model_arguments

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from colloid.config import derive, parse, resolve_num_rollout
 from colloid.config.args import REDACTED, Args, redacted
 from colloid.config.checks import not_supported
-from colloid.config.megatron import optimizer_fields
+from colloid.config.megatron_fields import optimizer_fields
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
 

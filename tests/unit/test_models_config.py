@@ -10,7 +10,7 @@ import pytest
 
 import colloid.training.megatron  # noqa: F401  (it must come before megatron.core, in whatever process)
 from colloid.config import parse
-from colloid.config.megatron import transformer_fields
+from colloid.config.megatron_fields import transformer_fields
 from colloid.errors import ConfigError
 from colloid.models import families
 from colloid.models.facts import MODELS, command_line

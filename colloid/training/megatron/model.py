@@ -21,7 +21,7 @@ from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from colloid.config.megatron import ddp_fields
+from colloid.config.megatron_fields import ddp_fields
 from colloid.errors import HookError
 from colloid.hooks import load_hook
 from colloid.training.megatron import parallel

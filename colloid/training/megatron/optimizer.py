@@ -9,7 +9,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
-from colloid.config.megatron import optimizer_fields
+from colloid.config.megatron_fields import optimizer_fields
 from colloid.errors import ConfigError
 from colloid.training.megatron.config import DTYPES
 from colloid.training.megatron.stateless_adam import make_stateless, parts
