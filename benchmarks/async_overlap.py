@@ -1,12 +1,13 @@
 """How much of generation and training overlaps in asynchronous training, beside synchronous training in the same run.
 
-    python benchmarks/async_overlap.py [--blocks 3] [--steps 6] [--prompts 16] [--response 64] [--hidden 128]
+    python benchmarks/async_overlap.py [--blocks 3] [--steps 6] [--prompts 16] [--repeats 20] [--response 64]
 
 One engine on one core, one trainer rank on another, a small random model. Blocks of synchronous and of asynchronous
 steps (one rollout ahead) alternate in one run, so that both see the same machine. Sizes are to be such that generation
-and training take about as long: the table says what they take. Efficiency is max(generation, training) / step, of the
-sums over all steps: 1 where all else is hidden. Of each asynchronous block the first step, which waits for its rollout,
-is left out, and the last one, beside which nothing is generated.
+and training take about as long: the table says what they take (a longer prompt, --repeats, makes training longer, as
+the engine computes a group's prompt once). Efficiency is max(generation, training) / step, of the sums over all steps:
+1 where all else is hidden. Of each asynchronous block the first step, which waits for its rollout, is left out, and the
+last one, beside which nothing is generated.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def reward_func(args, sample, **kwargs) -> float:
 def parsed(directory: Path, options: argparse.Namespace) -> object:
     """The run's options; makes its model and data."""
     make_tiny_model(directory / "model", vocab=512, layers=2, hidden=options.hidden)
-    rows = [{"prompt": f"What is {a} + {b}?", "label": str(a + b)} for a in range(1, 20) for b in range(1, 20)]
+    sums = [(a, b) for a in range(1, 20) for b in range(1, 20)]
+    rows = [{"prompt": f"What is {a} + {b}? " * options.repeats, "label": str(a + b)} for a, b in sums]
     (directory / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     total = 2 * options.blocks * options.steps + 1
     words = [
@@ -112,7 +114,14 @@ def measure(run: Run, args: object, options: argparse.Namespace) -> dict[str, li
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, default in (("blocks", 3), ("steps", 6), ("prompts", 16), ("response", 64), ("hidden", 128)):
+    for name, default in (
+        ("blocks", 3),
+        ("steps", 6),
+        ("prompts", 16),
+        ("repeats", 20),
+        ("response", 64),
+        ("hidden", 128),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
