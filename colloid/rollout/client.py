@@ -27,6 +27,8 @@ from colloid.rollout.direct import DirectRequests
 
 logger = logging.getLogger(__name__)
 
+PROGRESS_METRIC = "sglang:realtime_tokens_total"
+"""Tokens that an engine has computed so far, those of requests that still run included."""
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -101,7 +103,7 @@ class EngineClient:
         self._abort_timeout = abort_timeout
         self._session: aiohttp.ClientSession | None = None
         self._last_progress = 0.0
-        self._generated_tokens: dict[str, int] = {}
+        self._generated_tokens: dict[str, float] = {}
         self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -249,7 +251,16 @@ class EngineClient:
                 self._idle.set()
             request.cancel()
 
-    async def _request(self, method: str, url: str, payload: Any, *, name: str = "", timeout: float | None = None):
+    async def _request(
+        self,
+        method: str,
+        url: str,
+        payload: Any,
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        is_json: bool = True,
+    ) -> Any:
         what = f"{method} {url}" + (f" for {name}" if name else "")
         try:
             async with self._open_session().request(
@@ -264,6 +275,8 @@ class EngineClient:
                     words = body.decode("utf-8", "replace")[:2000]
                     kind = EngineError if answer.status in RETRIED_STATUS else RequestRefused
                     raise kind(f"{what}: status {answer.status}: {words}")
+                if not is_json:
+                    return body.decode("utf-8", "replace")
                 return orjson.loads(body) if body.strip() else {}
         except orjson.JSONDecodeError as error:
             raise EngineError(f"{what}: the answer is not JSON: {body[:200]!r}") from error
@@ -306,12 +319,12 @@ class EngineClient:
 
     async def _counter_grew(self, url: str, timeout: float) -> bool:
         try:
-            info = await self._request("GET", f"{url}/server_info", None, timeout=timeout)
+            text = await self._request("GET", f"{url}/metrics", None, timeout=timeout, is_json=False)
         except EngineError as error:
             logger.warning("progress at %s is unknown: %s", url, error)
             return False
-        states = info.get("internal_states") or [{}]
-        count = sum(int(state.get("generation_tokens_total") or 0) for state in states)
+        lines = [line for line in text.splitlines() if line.startswith(PROGRESS_METRIC)]
+        count = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
         before = self._generated_tokens.get(url)
         self._generated_tokens[url] = count
         return before is not None and count > before

@@ -61,9 +61,9 @@ class TrainWorker:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)
 
-    def weight_checksums(self) -> dict[str, str]:
-        """Checksum of each tensor under its Hugging Face name."""
-        return self._actor.weight_checksums()
+    def check_weights(self, engines: list[EngineAddress], api_key: str | None) -> int | None:
+        """Compares all tensors with those of every engine."""
+        return self._actor.check_weights(engines, api_key)
 
     def options_read(self) -> set[str]:
         """The options that this process has read."""
