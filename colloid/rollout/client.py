@@ -27,6 +27,8 @@ from colloid.rollout.direct import DirectRequests
 
 logger = logging.getLogger(__name__)
 
+SESSION_HEADER = "X-SMG-Routing-Key"
+"""By which a router with such a policy (`manual`, `consistent_hashing`) sends requests of a session to one engine."""
 PROGRESS_METRIC = "sglang:realtime_tokens_total"
 """Tokens that an engine has computed so far, those of requests that still run included."""
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
@@ -127,12 +129,13 @@ class EngineClient:
         finally:
             _SCOPE.reset(token)
 
-    async def generate(self, payload: dict[str, Any], *, name: str = "") -> dict[str, Any]:
+    async def generate(self, payload: dict[str, Any], *, name: str = "", session: str = "") -> dict[str, Any]:
         """The answer to POST /generate at the router.
 
         Args:
             payload: without `rid`; the client gives one to each attempt.
             name: of what it is for (a sample), for errors.
+            session: the same for all turns of a conversation, see `SESSION_HEADER`.
 
         Raises:
             RequestRefused: status 4xx, with the engine's words.
@@ -148,7 +151,7 @@ class EngineClient:
                 await self._may_send.wait()
                 holds = self._num_holds
                 try:
-                    answer = await self._attempt({**payload, "rid": f"{rid}-{sent}"}, name, scope)
+                    answer = await self._attempt({**payload, "rid": f"{rid}-{sent}"}, name, session, scope)
                 except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
@@ -202,14 +205,16 @@ class EngineClient:
             await self._session.close()
             self._session = None
 
-    async def _attempt(self, payload: dict[str, Any], name: str, scope: RequestScope | None) -> dict[str, Any]:
+    async def _attempt(
+        self, payload: dict[str, Any], name: str, session: str, scope: RequestScope | None
+    ) -> dict[str, Any]:
         if scope is not None and scope.aborted:
             raise RequestAborted(f"the rollout of {name or 'the request'} was aborted")
         rid = payload["rid"]
         if scope is not None:
             scope.active.add(rid)
         try:
-            answer = await self._with_progress(payload, rid, name)
+            answer = await self._with_progress(payload, rid, name, session)
         except RequestRefused:
             raise
         except (EngineError, DeadlineExceeded, asyncio.CancelledError) as error:
@@ -223,7 +228,7 @@ class EngineClient:
                 scope.active.discard(rid)
         return answer
 
-    async def _with_progress(self, payload: dict[str, Any], rid: str, name: str) -> dict[str, Any]:
+    async def _with_progress(self, payload: dict[str, Any], rid: str, name: str, session: str) -> dict[str, Any]:
         clock = asyncio.get_running_loop().time
         started = clock()
         self._waiting += 1
@@ -231,7 +236,9 @@ class EngineClient:
         self._watch()
         target = ExitStack()
         url = target.enter_context(self._direct.target(payload))
-        request = asyncio.ensure_future(self._request("POST", f"{url}/generate", payload, name=name))
+        headers = {SESSION_HEADER: session} if session else {}
+        sending = self._request("POST", f"{url}/generate", payload, name=name, headers=headers)
+        request = asyncio.ensure_future(sending)
         try:
             while True:
                 silent = clock() - max(started, self._last_progress)
@@ -260,6 +267,7 @@ class EngineClient:
         name: str = "",
         timeout: float | None = None,
         is_json: bool = True,
+        headers: dict[str, str] | None = None,
     ) -> Any:
         what = f"{method} {url}" + (f" for {name}" if name else "")
         try:
@@ -267,7 +275,7 @@ class EngineClient:
                 method,
                 url,
                 data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
-                headers=self._headers | {"Content-Type": "application/json"},
+                headers=self._headers | {"Content-Type": "application/json"} | (headers or {}),
                 timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
             ) as answer:
                 body = await answer.read()

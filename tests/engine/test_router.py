@@ -1,5 +1,6 @@
 """The real routers in front of a small HTTP server that answers as an engine does."""
 
+import asyncio
 import importlib.util
 import json
 import threading
@@ -10,6 +11,7 @@ import pytest
 from colloid.engines.control import EngineControl
 from colloid.engines.router import ExternalRouter, Router, RouterConfig, free_port, local_address
 from colloid.errors import ConfigError, EngineError
+from colloid.rollout.client import EngineClient
 
 KEY = "a-key"
 
@@ -21,6 +23,7 @@ class FakeEngine(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         authorised = self.headers.get("Authorization") == f"Bearer {KEY}" or self.path == "/health"
         data = {"model_path": "/nowhere", "served_model_name": "m", "got": json.loads(body) if body else None}
+        data["port"] = self.server.server_address[1]
         answer = json.dumps(data).encode()
         self.send_response(200 if authorised else 401)
         self.send_header("Content-Type", "application/json")
@@ -84,6 +87,34 @@ def test_engines_register_at_a_router_that_runs_already_and_leave_it_at_the_end(
     external.stop()
     assert registered() == {engine_url}
     other.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("sglang-router", "manual"), pytest.param("smg", "consistent_hashing", marks=WITHOUT_SMG)]
+)
+def test_the_turns_of_a_conversation_go_to_one_engine(kind, policy, tmp_path):
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine) for _ in range(2)]
+    router = Router(RouterConfig(kind=kind, options={"policy": policy}), KEY, tmp_path)
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        router.register(f"http://127.0.0.1:{server.server_address[1]}")
+
+    async def talk() -> dict[str, set[int]]:
+        client = EngineClient(router.url, [], api_key=KEY)
+        places: dict[str, set[int]] = {}
+        for _turn in range(3):
+            for session in map("sample-{}".format, range(24)):
+                answer = await client.generate({"input_ids": [1]}, session=session)
+                places.setdefault(session, set()).add(answer["port"])
+        await client.close()
+        return places
+
+    places = asyncio.run(talk())
+    router.stop()
+    for server in servers:
+        server.shutdown()
+    assert all(len(ports) == 1 for ports in places.values()), places
+    assert len(set.union(*places.values())) == 2
 
 
 def test_a_router_that_is_not_there_is_an_error():
