@@ -164,7 +164,11 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--update-weight-mode delta", ["not supported yet", "--update-weight-mode delta", "full"]),
+        ("--update-weight-mode delta --update-weight-transport tensor", ["--update-weight-mode delta", "disk", "tensor"]),
+        ("--update-weight-disk-dir d", ["--update-weight-disk-dir needs --update-weight-transport disk", "tensor"]),
+        ("--update-weight-delta-checksum blake3", ["checksum needs --update-weight-mode delta", "full"]),
+        ("--update-weight-transport nccl --device cpu", ["nccl needs CUDA", "--device cpu", "gloo"]),
+        ("--update-weight-mode delta --sglang-dtype bfloat16", ["bfloat16", "float32", "leave out --sglang-dtype"]),
         ("--group-rm", ["--group-rm", "--custom-rm-path"]),
         ("--custom-rm-path a.py b.py --custom-rm-weights 1", ["1 values for 2"]),
         ("--custom-rm-model-path m", ["--custom-rm-model-path m", "--custom-rm-path"]),

@@ -9,11 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colloid.engines.checksums import tensor_checksum as checksum
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
 from colloid.weights import tensor_transport
 from colloid.weights.buckets import ALIGNMENT, make_buckets
-from colloid.weights.tensor_transport import EngineUpdate, SharedBuffer, checksum
+from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.tensor_transport import SharedBuffer, TensorSender
 from tests.parallel.engine import RecordingEngine
 
 
@@ -39,10 +41,8 @@ def test_tensors_arrive_bit_by_bit_in_both_dtypes():
         "transposed": torch.randn(4, 6).t(),
         "scalar": torch.tensor(2.5),
     }
-    with EngineUpdate([EngineControl(engine.url, "key")], 3) as update:
-        for bucket in make_buckets(tensors.items(), 100):
-            update.send(bucket)
-        update.end(len(tensors))
+    sent = TensorSender(200, "retract").send([EngineControl(engine.url, "key")], 3, iter(tensors.items()))
+    assert sent.num_tensors == len(tensors)
     engine.close()
     assert engine.problems == []
     assert {name: checksum(tensor) for name, tensor in engine.updates[0].items()} == {
