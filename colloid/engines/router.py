@@ -138,7 +138,7 @@ class Router(_Workers):
 
     def __init__(self, config: RouterConfig, api_key: str, log_dir: Path):
         host, port = config.host, config.port
-        if port and not _is_free(host, port):
+        if port and not is_free(host, port):
             raise ConfigError(
                 f"port {port} on {host} (--sglang-router-port) is in use: stop what listens there, choose another "
                 "port, or leave the option out to have a free one found. A router that runs already is used with "
@@ -196,7 +196,8 @@ def local_address(router_ip: str | None) -> str:
         return probe.getsockname()[0]
 
 
-def _is_free(host: str, port: int) -> bool:
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

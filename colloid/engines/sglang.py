@@ -5,16 +5,22 @@ has it; nothing here imports it.
 from __future__ import annotations
 
 import os
+import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from colloid.engines.control import EngineControl
-from colloid.engines.router import free_port
+from colloid.engines.router import is_free
 from colloid.errors import EngineError
 
 MODULE = "sglang.launch_server"
 HEALTH_TIMEOUT = 5.0
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 20000
+"""Ray's workers are below."""
+PORT_ATTEMPTS = 100
+_given: set[int] = set()
 
 ALWAYS: dict[str, Any] = {
     # An idle server without it keeps a core busy: its scheduler asks for requests in a loop.
@@ -54,7 +60,7 @@ def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | N
         first_gpu: number of the first engine's first GPU; None: the engine is on the CPU.
         index: the engine's number.
     """
-    port = free_port(host)
+    port = server_port(host)
     cpu = first_gpu is None
     chosen = {"model-path": model_path, "host": host, "port": port, **ALWAYS, **(ON_CPU if cpu else {}), **options}
     environment = {"HF_HUB_OFFLINE": "1"}
@@ -66,6 +72,27 @@ def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | N
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     chosen = {name: value for name, value in chosen.items() if value is not False}
     return ServerPlan(f"http://{host}:{port}", chosen, environment)
+
+
+def server_port(host: str) -> int:
+    """A free port for a server that binds it only once its model is loaded, minutes from now: not one of those that the
+    system gives to whoever asks for any.
+
+    Raises:
+        EngineError: there is none.
+    """
+    try:
+        first = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        first = 32768
+    ports = [port for port in range(LOWEST_PORT, first) if port not in _given] or list(range(first, 65536))
+    for port in random.sample(ports, min(len(ports), PORT_ATTEMPTS)):
+        if is_free(host, port):
+            _given.add(port)
+            return port
+    raise EngineError(
+        f"no free port for a server on {host}: {PORT_ATTEMPTS} between {ports[0]} and {ports[-1]} are taken"
+    )
 
 
 def write_key(path: Path, api_key: str) -> Path:

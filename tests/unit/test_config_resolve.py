@@ -174,7 +174,12 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
         ("--custom-rm-model-path m", ["--custom-rm-model-path m", "--custom-rm-path"]),
         ("--rm-type remote_rm", ["remote_rm", "--rm-url"]),
         ("--rm-url localhost:1", ["localhost:1", "http://"]),
-        ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
+        ("--rollout-engine sglang --deterministic", ["--deterministic", "CUDA", "embedded"]),
+        ("--sglang-router-ip 10.0.0.1", ["--sglang-router-ip 10.0.0.1", "--sglang-router-port"]),
+        (
+            "--sglang-router-ip 10.0.0.1 --sglang-router-port 80 --router-policy random",
+            ["--router-policy", "runs already"],
+        ),
         ("--rm-type dapoo", ["dapoo", "dapo", "math"]),
         ("--disable-compute-advantages-and-returns", ["made of advantages", "--loss-type custom_loss or sft_loss"]),
         ("--router-retry-max-retries 3", ["--router-retry-max-retries", "retries are always off"]),

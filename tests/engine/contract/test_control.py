@@ -1,6 +1,9 @@
 """What both engines do when they are asked for facts, paused, aborted, and given weights."""
 
+import shutil
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,9 +24,15 @@ def named_tensors(engine, factor: float = 1.0):
     return [(name, tensor * factor) for name, tensor in load_file(engine.model_dir / "model.safetensors").items()]
 
 
-def send(engine, version: int, factor: float, mode: str = "retract", size: int = 1 << 16):
-    options = SendOptions("tensor", "full", size, mode, engine.model_dir, engine.model_dir, engine=engine.kind)
-    return make_sender(options).send([engine.control], version, iter(named_tensors(engine, factor)))
+def send(engine, version: int, factor: float, mode: str = "retract", *, transport: str = "tensor"):
+    place = Path(tempfile.mkdtemp(prefix="weights-"))
+    options = SendOptions(transport, "full", 1 << 16, mode, engine.model_dir, place, engine=engine.kind)
+    sender = make_sender(options)
+    try:
+        return sender.send([engine.control], version, iter(named_tensors(engine, factor)))
+    finally:
+        sender.close()
+        shutil.rmtree(place)
 
 
 def test_facts(engine):
@@ -92,10 +101,10 @@ def test_an_unknown_pause_mode_is_refused(engine):
     assert 400 <= engine.call("POST", "/pause_generation", {"mode": "sleep"}).status_code < 500
 
 
-def test_new_weights_are_what_is_generated_with(engine):
-    before = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)
-    ids = before["output_ids"]
-    sent = send(engine, 7, 0.5)
+@pytest.mark.parametrize("transport", ["tensor", "gloo", "disk"])
+def test_new_weights_are_what_is_generated_with(engine, transport):
+    ids = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)["output_ids"]
+    sent = send(engine, 7, 0.5, transport=transport)
     assert sent.num_tensors == len(named_tensors(engine)) and sent.num_bytes > 0
     after = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)
     assert after["meta_info"]["weight_version"] == "7"
@@ -113,7 +122,7 @@ def test_new_weights_are_what_is_generated_with(engine):
                 parameter.mul_(2.0)
         send(engine, 8, 1.0)
     restored = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)
-    assert restored["output_ids"] == ids
+    assert restored["output_ids"] == ids  # of which the cache had the prompt under other weights
 
 
 @pytest.mark.parametrize("mode", MODES)
