@@ -52,7 +52,8 @@ class BroadcastSender:
         with EngineUpdate(engines, version, self._pause_mode) as update:
             try:
                 for bucket in make_buckets(tensors, self._buffer_size):
-                    self._send_bucket(update, bucket)
+                    # Prefixes that older weights have computed; once is enough, as nothing is generated meanwhile.
+                    self._send_bucket(update, bucket, flush=num_tensors == 0 and self._pause_mode != "in_place")
                     num_tensors += len(bucket.names)
                     num_bytes += sum(tensor.nbytes for tensor in bucket.tensors)
             except BaseException:
@@ -70,7 +71,7 @@ class BroadcastSender:
         self._engines = []
         self._abandon()
 
-    def _send_bucket(self, update: EngineUpdate, bucket: Bucket) -> None:
+    def _send_bucket(self, update: EngineUpdate, bucket: Bucket, *, flush: bool) -> None:
         assert self._group is not None
         device = "cpu" if self._backend == "gloo" else "cuda"
         values = [tensor.detach().to(device).contiguous() for tensor in bucket.tensors]
@@ -79,7 +80,7 @@ class BroadcastSender:
             "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in values],
             "shapes": [list(tensor.shape) for tensor in values],
             "group_name": self._name,
-            "flush_cache": False,
+            "flush_cache": flush,
         }
         checked = body | {"checksum": _checksum(values)} if any(self._embedded) else body
         calls = update.start(

@@ -1,9 +1,9 @@
 """Does every engine hold the trainer's weights, tensor for tensor?
 
 The embedded engine is asked for the checksum of each tensor. SGLang keeps tensors fused and split among ranks, so its
-own way is taken: it notes what it holds, fills everything with random values, is sent all tensors once more, and
-compares. So a tensor that differs is found, and one that the trainer does not send; its list of names tells of those
-that it would ignore.
+own way is taken: its checksums are noted, it fills everything with random values, is sent all tensors once more, and
+must have the same checksums again. So a tensor that differs is found, and one that the trainer does not send; its list
+of names tells of those that it would ignore.
 """
 
 from __future__ import annotations
@@ -60,30 +60,34 @@ def _check_sglang(engines: Sequence[EngineControl], version: int, tensors: Named
     memory = SharedStorage()
     ranks = [num_ranks(engine) for engine in engines]
     with EngineUpdate(engines, version, "retract", begins=False) as update:
-        answers = update.post("names", "/weights_checker", {"action": "checksum"})
-        for action in ("snapshot", "reset_tensors"):
-            update.post(action, "/weights_checker", {"action": action})
+        before = _checksums(update)
+        update.post("reset", "/weights_checker", {"action": "reset_tensors"})
         with open_update(update):
             for bucket in make_buckets(tensors, buffer_size):
                 send_bucket(update, ranks, memory, bucket, flush=not sent)
                 sent += bucket.names
-        for engine, answer in zip(engines, answers, strict=True):
-            _compare(engine, sent, {name for rank in answer["ranks"] for name in rank["checksums"]})
+        after = _checksums(update)
+    for engine, held, now in zip(engines, before, after, strict=True):
+        _compare(engine, sent, held, now)
     return len(sent)
 
 
-def _compare(engine: EngineControl, sent: list[str], held: set[str]) -> None:
-    problems = []
-    ignored = [name for name in sent if not held & set(possible_names(name))]
-    if ignored:
-        problems.append(_listed("that it does not have", ignored))
-    try:
-        engine.post("/weights_checker", {"action": "compare"})
-    except Exception as error:
-        different = re.findall(r"name=(\S+)", str(error))
-        if not different:
-            raise
-        problems.append(_listed("different, or not sent", sorted(set(different))))
+def _checksums(update: EngineUpdate) -> list[list[dict[str, str]]]:
+    """Of each engine, of each rank: SGLang's name -> checksum."""
+    answers = update.post("checksums", "/weights_checker", {"action": "checksum"})
+    return [[rank["checksums"] for rank in answer["ranks"]] for answer in answers]
+
+
+def _compare(engine: EngineControl, sent: list[str], held: list[dict[str, str]], now: list[dict[str, str]]) -> None:
+    names = {name for rank in held for name in rank}
+    pairs = list(zip(held, now, strict=True))
+    different = sorted({name for before, after in pairs for name in before if before[name] != after.get(name)})
+    ignored = [name for name in sent if not names & set(possible_names(name))]
+    problems = [
+        f"{len(found)} {what} ({', '.join(found[:NAMES_SHOWN])}{', …' if len(found) > NAMES_SHOWN else ''})"
+        for what, found in (("that it does not have", ignored), ("different, or not sent", different))
+        if found
+    ]
     if problems:
         raise WeightSyncError(
             f"engine {engine.url} does not hold the trainer's weights: of {len(sent)} tensors {'; '.join(problems)}"
@@ -98,7 +102,3 @@ def possible_names(name: str) -> Iterable[str]:
             yield pattern.sub(fused, name)
     if name == "lm_head.weight":
         yield "model.embed_tokens.weight"
-
-
-def _listed(what: str, names: list[str]) -> str:
-    return f"{len(names)} {what} ({', '.join(names[:NAMES_SHOWN])}{', …' if len(names) > NAMES_SHOWN else ''})"

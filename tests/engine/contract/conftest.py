@@ -73,7 +73,7 @@ class Engine:
     def post(self, path: str, body: Any = None, *, status: int = 200) -> Any:
         answer = self.call("POST", path, {} if body is None else body)
         assert answer.status_code == status, f"{path}: {answer.status_code} {answer.text[:1000]}"
-        return answer.json() if answer.content else {}
+        return answer.json() if answer.headers.get("Content-Type", "").startswith("application/json") else {}
 
     def generate(self, prompt: str | list, body: dict[str, Any] | None = None, **params: Any) -> Any:
         source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": prompt}

@@ -37,7 +37,7 @@ def send(engine, version: int, factor: float, mode: str = "retract", *, transpor
 
 def test_facts(engine):
     info = engine.call("GET", "/model_info").json()
-    assert info["model_path"] == str(engine.model_dir) and "weight_version" in info
+    assert info["model_path"] and "weight_version" in info
     server = engine.call("GET", "/server_info").json()
     assert server["tp_size"] == 1 and server["max_total_num_tokens"] >= 1000
     assert isinstance(server["internal_states"], list)
