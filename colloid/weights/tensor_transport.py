@@ -30,6 +30,9 @@ SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 """Where the file may lie, the first that has room."""
 
 
+PIECE_BYTES = 1 << 20
+
+
 class SharedBuffer:
     """A file in shared memory that buckets are written into, one after another. Readable by this user alone.
 
@@ -50,18 +53,20 @@ class SharedBuffer:
         """
         self._reserve(bucket.size)
         view = torch.frombuffer(self._memory, dtype=torch.uint8)
+        hasher = xxhash.xxh3_128()
         described = []
         end = 0
         for name, tensor, offset in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True):
             view[end:offset] = 0
+            hasher.update(view[end:offset].numpy())
             end = offset + tensor.nbytes
-            view[offset:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            _copy(view[offset:end], tensor, hasher)
             dtype = str(tensor.dtype).removeprefix("torch.")
             described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
         return {
             "shared_memory": {"path": str(self.path), "size": bucket.size},
             "tensors": described,
-            "checksum": xxhash.xxh3_128_hexdigest(view[: bucket.size].numpy()),
+            "checksum": hasher.hexdigest(),
         }
 
     def close(self) -> None:
@@ -90,9 +95,18 @@ class SharedBuffer:
                 errors.append(f"{directory}: {error}")
                 self.close()
             else:
-                self._memory = mmap.mmap(self._file, size)
+                self._memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
                 return
         raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
+
+
+def _copy(target: torch.Tensor, tensor: torch.Tensor, hasher: xxhash.xxh3_128) -> None:
+    """Copies a tensor's bytes, piece by piece, and takes each into the checksum while it is in the cache."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    for begin in range(0, len(flat), PIECE_BYTES):
+        piece = target[begin : begin + PIECE_BYTES]
+        piece.copy_(flat[begin : begin + PIECE_BYTES])
+        hasher.update(piece.numpy())
 
 
 def _remove_leftovers(directory: Path) -> None:

@@ -11,28 +11,44 @@ import xxhash
 from colloid.engines.contract import BadRequest, WeightUpdateBucket
 
 
-def map_bucket(bucket: WeightUpdateBucket) -> mmap.mmap:
-    """The first `size` bytes of a bucket's file, mapped privately; unmapped when nothing refers to it any more.
+class SharedMaps:
+    """The files of one update, each mapped once: a sender fills the same ones again and again."""
 
-    Raises:
-        BadRequest: the file is not where it may be, is someone else's, or does not hold what the sender wrote.
-    """
-    path, size = Path(bucket.path), bucket.size
-    allowed = {Path("/dev/shm"), Path(tempfile.gettempdir())}
-    if path.parent not in allowed:
-        raise BadRequest(f"shared memory must lie in {' or '.join(map(str, sorted(allowed)))}, not at {path}")
-    descriptor = open_own(path)
-    try:
-        length = os.fstat(descriptor).st_size
-        if length < size:
-            raise BadRequest(f"{path} has {length} bytes, the sender said {size}")
-        memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
-    finally:
-        os.close(descriptor)
-    checksum = xxhash.xxh3_128_hexdigest(memory)
-    if checksum != bucket.checksum:
-        raise BadRequest(f"{bucket.path}: the checksum is {checksum}, the sender's is {bucket.checksum}")
-    return memory
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int, int], mmap.mmap] = {}
+
+    def bucket(self, bucket: WeightUpdateBucket) -> mmap.mmap:
+        """A bucket's file, mapped privately; its first `size` bytes are the bucket.
+
+        Raises:
+            BadRequest: the file is not where it may be, is someone else's, or does not hold what the sender wrote.
+        """
+        path, size = Path(bucket.path), bucket.size
+        allowed = {Path("/dev/shm"), Path(tempfile.gettempdir())}
+        if path.parent not in allowed:
+            raise BadRequest(f"shared memory must lie in {' or '.join(map(str, sorted(allowed)))}, not at {path}")
+        memory = self._map(path, size)
+        checksum = xxhash.xxh3_128_hexdigest(memoryview(memory)[:size])
+        if checksum != bucket.checksum:
+            raise BadRequest(f"{bucket.path}: the checksum is {checksum}, the sender's is {bucket.checksum}")
+        return memory
+
+    def forget(self) -> None:
+        """Maps are gone when nothing refers to them any more."""
+        self._maps.clear()
+
+    def _map(self, path: Path, size: int) -> mmap.mmap:
+        descriptor = open_own(path)
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size < size:
+                raise BadRequest(f"{path} has {status.st_size} bytes, the sender said {size}")
+            key = status.st_dev, status.st_ino, status.st_size
+            if key not in self._maps:
+                self._maps[key] = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY)
+            return self._maps[key]
+        finally:
+            os.close(descriptor)
 
 
 def open_own(path: Path) -> int:

@@ -12,7 +12,7 @@ import torch
 from colloid.engines.contract import BadRequest, WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate
 from colloid.engines.embedded.engine import Engine
-from colloid.engines.embedded.shared_memory import map_bucket
+from colloid.engines.embedded.shared_memory import SharedMaps
 from colloid.engines.embedded.update_disk import WeightFiles
 from colloid.engines.embedded.update_group import DTYPES, UpdateGroups
 from colloid.engines.embedded.weights import WeightStore
@@ -33,6 +33,7 @@ class WeightUpdates:
         self._num_received = 0
         self._awaited: frozenset[str] = frozenset()  # what of a delta is to come again
         self._files = WeightFiles(places)
+        self._maps = SharedMaps()
         self.groups = UpdateGroups()
         self.weights_complete = True
 
@@ -43,6 +44,7 @@ class WeightUpdates:
 
     def check_can_continue(self) -> None:
         """Raises, and gives up an update that is going on, if the weights are a mixture."""
+        self._maps.forget()
         if not self.weights_complete:
             self._version = None
             raise BadRequest("a weight update was not completed: send a complete one before generation continues")
@@ -57,7 +59,7 @@ class WeightUpdates:
         """Reads, checks and installs the tensors of one bucket; on return the file may be filled anew."""
         self._check_version(bucket.weight_version)
         self.weights_complete = False
-        memory = map_bucket(bucket)
+        memory = self._maps.bucket(bucket)
         for tensor in bucket.tensors:
             count = torch.Size(tensor.shape).numel()
             view = torch.frombuffer(memory, dtype=DTYPES[tensor.dtype], count=count, offset=tensor.offset)
@@ -77,6 +79,7 @@ class WeightUpdates:
     def end(self, end: WeightUpdateEnd) -> None:
         """Raises unless the update is complete; then the engine has the new version and an empty prefix cache."""
         self._check_version(end.weight_version)
+        self._maps.forget()
         self._version = None
         self.weights_complete = False
         try:
