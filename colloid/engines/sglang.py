@@ -26,6 +26,7 @@ ALWAYS: dict[str, Any] = {
     # An idle server without it keeps a core busy: its scheduler asks for requests in a loop.
     "sleep-on-idle": True,
     "skip-server-warmup": True,
+    "weight-version": "0",
     # The client asks them whether tokens come, see colloid.rollout.client.
     "enable-metrics": True,
 }
