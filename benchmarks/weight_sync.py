@@ -214,7 +214,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=512, help="of the weights")
     parser.add_argument("--engines", type=int, default=1)
-    parser.add_argument("--buffer-mib", type=int, default=64, help="--update-weight-buffer-size")
+    parser.add_argument("--buffer-mib", type=int, default=128, help="--update-weight-buffer-size")
     parser.add_argument("--share", type=float, default=0.01, help="of the elements that change between two updates")
     parser.add_argument("--transports", nargs="+", default=["tensor", "gloo", "disk", "delta"])
     parser.add_argument("--directory", default=None, help="where files are written")

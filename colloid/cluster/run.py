@@ -243,7 +243,7 @@ class Run:
 
         if not ray.is_initialized():
             return
-        closing = [worker.options_read.remote() for worker in [*self._workers, *self._critics]]
+        closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
         try:

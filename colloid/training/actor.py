@@ -36,7 +36,7 @@ from colloid.weights.check import check_weights
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
 from colloid.weights.hf_loader import HFCheckpoint, load_parameters
-from colloid.weights.senders import NamedTensors, Sent, make_sender
+from colloid.weights.senders import NamedTensors, Sent, WeightSender, make_sender
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Actor(PolicyRank):
     """One rank."""
 
     _weight_version = 0
+    _sender: WeightSender | None = None
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -208,6 +209,16 @@ class Actor(PolicyRank):
         if failure[0] is not None:
             raise WeightSyncError(failure[0])
         return result
+
+    def end_updates(self) -> None:
+        """Gives back what is held between weight updates: shared memory, a process group, files."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def close(self) -> None:
+        """Leaves the world of ranks, once a checkpoint that is being written is."""
+        self.end_updates()
+        super().close()
 
     def weight_checksums(self) -> dict[str, str]:
         """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent; on rank 0."""

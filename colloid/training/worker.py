@@ -65,8 +65,9 @@ class TrainWorker:
         """Compares all tensors with those of every engine."""
         return self._actor.check_weights(engines, api_key)
 
-    def options_read(self) -> set[str]:
-        """The options that this process has read."""
+    def end(self) -> set[str]:
+        """The run ends: leaves nothing behind. Returns the options that this process has read."""
+        self._actor.end_updates()
         return self._args.options_read()
 
 
@@ -100,6 +101,6 @@ class CriticWorker:
         """Returns when no checkpoint is being written in the background."""
         self._critic.finish_save()
 
-    def options_read(self) -> set[str]:
-        """The options that this process has read."""
+    def end(self) -> set[str]:
+        """The run ends. Returns the options that this process has read."""
         return self._args.options_read()

@@ -34,6 +34,7 @@ class DeltaSender:
         self._options = options
         self._whole = DiskSender(options)
         self._base = LocalCheckpoint(options.local_dir or options.disk_dir / "base")
+        self._keeps_base = False
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         base = self._base.version
@@ -50,6 +51,7 @@ class DeltaSender:
                 self._base.close()
                 sent = self._whole.send_directory(engines, version, tensors, directory)
                 self._base.adopt(directory, version, self._options.keep_files)
+                self._keeps_base = True
                 return sent
             self._base.version = None  # until all of it is done
             sent = self._send_delta(engines, base, version, tensors, directory)
@@ -59,7 +61,7 @@ class DeltaSender:
     def close(self) -> None:
         """Closes the copy of the version before; it stays on disk where the user named its place."""
         self._base.close()
-        if self._options.local_dir is None:
+        if self._keeps_base and self._options.local_dir is None:
             shutil.rmtree(self._base.directory, ignore_errors=True)
 
     def _send_delta(

@@ -13,6 +13,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -133,24 +134,27 @@ class TensorSender:
 
     def __init__(self, buffer_size: int, pause_mode: str):
         self._bucket_size, self._pause_mode = max(1, buffer_size // 2), pause_mode
+        self._buffers = SharedBuffer(), SharedBuffer()
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         num_tensors, num_bytes = 0, 0
         with EngineUpdate(engines, version, self._pause_mode) as update:
-            buffers, calls = (SharedBuffer(), SharedBuffer()), []
+            calls: list[Future] = []
             try:
                 for row, bucket in enumerate(make_buckets(tensors, self._bucket_size)):
-                    payload = update.version | buffers[row % 2].fill(bucket)
+                    payload = update.version | self._buffers[row % 2].fill(bucket)
                     update.finish("bucket", calls)
                     calls = update.start("/update_weights_from_tensor", payload)
                     num_tensors += len(bucket.names)
                     num_bytes += bucket.size
                 update.finish("bucket", calls)
-            finally:
-                for buffer in buffers:
-                    buffer.close()
+            except BaseException:
+                self.close()  # an engine may still read
+                raise
             update.end(num_tensors)
         return Sent(num_tensors, num_bytes, update.seconds_paused)
 
     def close(self) -> None:
-        """Nothing is held between updates."""
+        """Gives the shared memory back; it is kept between updates, as making it takes as long as filling it."""
+        for buffer in self._buffers:
+            buffer.close()
