@@ -14,7 +14,7 @@ from colloid.weights.check import check_weights
 from colloid.weights.senders import SendOptions, make_sender
 from tests.engine.contract.conftest import output_log_probs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # of the first test, most of it for the start of SGLang
 PROMPT = [5, 17, 99, 200]
 MODES = ("in_place", "retract")
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.engine.contract.conftest import output_log_probs
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # of the first test, most of it for the start of SGLang
 PROMPT = [5, 17, 99, 200, 31, 8]
 TOLERANCE = 2e-4
 """Of log-probs in float32 against transformers."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)  # of the first test, most of it for the start of SGLang
 MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
 
 
