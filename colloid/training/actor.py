@@ -178,6 +178,7 @@ class Actor(PolicyRank):
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
             "perf/update_weights_bytes": float(sent.num_bytes),
+            "perf/update_weights_share": sent.share,
             "perf/generation_pause_time": sent.seconds_paused,
         }
 

@@ -7,6 +7,7 @@ goes. The first version, one after a failure, and one for engines that hold anot
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -81,7 +82,8 @@ class DeltaSender:
                 names = sorted({name for each in lacking.values() for name in each})
                 logger.warning("%d tensors did not arrive at %d engines: sent again", len(names), len(lacking))
                 num_bytes += self._send_again(update, base, version, {name: shapes[name] for name in names}, lacking)
-        return Sent(len(shapes), num_bytes, update.seconds_paused)
+        total = sum(math.prod(shape) * WIDTHS[dtype] for dtype, shape in shapes.values())
+        return Sent(len(shapes), num_bytes, update.seconds_paused, total)
 
     def _send_again(
         self,

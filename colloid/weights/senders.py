@@ -32,6 +32,13 @@ class Sent:
     num_bytes: int
     """That were moved to one engine."""
     seconds_paused: float
+    num_weight_bytes: int | None = None
+    """All tensors', where fewer bytes were moved."""
+
+    @property
+    def share(self) -> float:
+        """Of the weights' bytes, how much was moved."""
+        return self.num_bytes / self.num_weight_bytes if self.num_weight_bytes else 1.0
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ import mmap
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import xxhash
@@ -16,22 +19,30 @@ class SharedMaps:
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int, int], mmap.mmap] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
 
-    def bucket(self, bucket: WeightUpdateBucket) -> mmap.mmap:
+    @contextmanager
+    def bucket(self, bucket: WeightUpdateBucket) -> Iterator[mmap.mmap]:
         """A bucket's file, mapped privately; its first `size` bytes are the bucket.
 
+        While they are used the checksum is made in another thread: use them for what a failed update undoes.
+
         Raises:
-            BadRequest: the file is not where it may be, is someone else's, or does not hold what the sender wrote.
+            BadRequest: the file is not where it may be or is someone else's; at the end of the context: it does not
+                hold what the sender wrote.
         """
         path, size = Path(bucket.path), bucket.size
         allowed = {Path("/dev/shm"), Path(tempfile.gettempdir())}
         if path.parent not in allowed:
             raise BadRequest(f"shared memory must lie in {' or '.join(map(str, sorted(allowed)))}, not at {path}")
         memory = self._map(path, size)
-        checksum = xxhash.xxh3_128_hexdigest(memoryview(memory)[:size])
+        made = self._thread.submit(lambda: xxhash.xxh3_128_hexdigest(memoryview(memory)[:size]))
+        try:
+            yield memory
+        finally:
+            checksum = made.result()
         if checksum != bucket.checksum:
             raise BadRequest(f"{bucket.path}: the checksum is {checksum}, the sender's is {bucket.checksum}")
-        return memory
 
     def forget(self) -> None:
         """Maps are gone when nothing refers to them any more."""

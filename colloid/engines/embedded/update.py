@@ -59,11 +59,11 @@ class WeightUpdates:
         """Reads, checks and installs the tensors of one bucket; on return the file may be filled anew."""
         self._check_version(bucket.weight_version)
         self.weights_complete = False
-        memory = self._maps.bucket(bucket)
-        for tensor in bucket.tensors:
-            count = torch.Size(tensor.shape).numel()
-            view = torch.frombuffer(memory, dtype=DTYPES[tensor.dtype], count=count, offset=tensor.offset)
-            self._take(tensor.name, view.view(tensor.shape))
+        with self._maps.bucket(bucket) as memory:
+            for tensor in bucket.tensors:
+                count = torch.Size(tensor.shape).numel()
+                view = torch.frombuffer(memory, dtype=DTYPES[tensor.dtype], count=count, offset=tensor.offset)
+                self._take(tensor.name, view.view(tensor.shape))
 
     def receive_broadcast(self, bucket: BroadcastBucket) -> None:
         """Takes part in the broadcast of each tensor, and installs it."""
