@@ -243,27 +243,17 @@ def test_what_of_a_delta_did_not_arrive_is_sent_again(engines, damage):
 
 
 def test_a_delta_against_another_base_is_refused_and_all_is_sent_next(engines):
-    seen: list[Path] = []
+    def change_base(version_dir: str, rollout_engines: list) -> None:
+        file = Path(version_dir, MANIFEST)
+        if file.exists():
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"base_version": "7"}))
 
-    def copy(version_dir: str, rollout_engines: list) -> None:
-        seen.append(Path(version_dir))
-
-    with sending(engines, "xor") as sender:
+    with sending(engines, "xor", post_write=change_base) as sender:
         engines.sync(sender)
-        controls = engines.controls()
-
-        def meddle(path: str, payload: Any) -> Any:
-            if path == "/update_weights_from_disk":
-                file = Path(payload["model_path"], MANIFEST)
-                manifest = json.loads(file.read_text())
-                file.write_text(json.dumps(manifest | {"base_version": "7"}))
-            return payload
-
-        controls[0].meddle = controls[1].meddle = meddle
         before = engines.version
         engines.change()
         with pytest.raises(WeightSyncError, match="from version '7' to .*: send all weights"):
-            engines.sync(sender, controls)
+            engines.sync(sender)
         for control in engines.controls():
             assert control.post("/generate", PROMPT)["meta_info"]["weight_version"] == str(before)
         total = sum(tensor.nbytes for tensor in engines.tensors.values())

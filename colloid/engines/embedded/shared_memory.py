@@ -5,13 +5,14 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import xxhash
 
 from colloid.engines.contract import BadRequest, WeightUpdateBucket
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class SharedMaps:
@@ -19,30 +20,32 @@ class SharedMaps:
 
     def __init__(self) -> None:
         self._maps: dict[tuple[int, int, int], mmap.mmap] = {}
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checksum")
 
-    @contextmanager
-    def bucket(self, bucket: WeightUpdateBucket) -> Iterator[mmap.mmap]:
-        """A bucket's file, mapped privately; its first `size` bytes are the bucket.
+    def tensors(self, bucket: WeightUpdateBucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of a bucket, as views of its file, each to be copied before the next.
 
-        While they are used the checksum is made in another thread: use them for what a failed update undoes.
+        The checksum is made as they are given out, of what is in the cache then, and compared after the last: until
+        then use them only for what a failed update undoes.
 
         Raises:
-            BadRequest: the file is not where it may be or is someone else's; at the end of the context: it does not
-                hold what the sender wrote.
+            BadRequest: the file is not where it may be, is someone else's, or does not hold what the sender wrote.
         """
-        path, size = Path(bucket.path), bucket.size
+        path = Path(bucket.path)
         allowed = {Path("/dev/shm"), Path(tempfile.gettempdir())}
         if path.parent not in allowed:
             raise BadRequest(f"shared memory must lie in {' or '.join(map(str, sorted(allowed)))}, not at {path}")
-        memory = self._map(path, size)
-        made = self._thread.submit(lambda: xxhash.xxh3_128_hexdigest(memoryview(memory)[:size]))
-        try:
-            yield memory
-        finally:
-            checksum = made.result()
-        if checksum != bucket.checksum:
-            raise BadRequest(f"{bucket.path}: the checksum is {checksum}, the sender's is {bucket.checksum}")
+        memory = memoryview(self._map(path, bucket.size))[: bucket.size]
+        hasher, done = xxhash.xxh3_128(), 0
+        for each in bucket.tensors:
+            dtype = DTYPES[each.dtype]
+            count = torch.Size(each.shape).numel()
+            end = max(done, each.offset + count * dtype.itemsize)
+            hasher.update(memory[done:end])
+            done = end
+            yield each.name, torch.frombuffer(memory, dtype=dtype, count=count, offset=each.offset).view(each.shape)
+        hasher.update(memory[done:])
+        if hasher.hexdigest() != bucket.checksum:
+            raise BadRequest(f"{path}: the checksum is {hasher.hexdigest()}, the sender's is {bucket.checksum}")
 
     def forget(self) -> None:
         """Maps are gone when nothing refers to them any more."""

@@ -14,7 +14,7 @@ from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.shared_memory import SharedMaps
 from colloid.engines.embedded.update_disk import WeightFiles
-from colloid.engines.embedded.update_group import DTYPES, UpdateGroups
+from colloid.engines.embedded.update_group import UpdateGroups
 from colloid.engines.embedded.weights import WeightStore
 from colloid.errors import WeightSyncError
 
@@ -59,11 +59,8 @@ class WeightUpdates:
         """Reads, checks and installs the tensors of one bucket; on return the file may be filled anew."""
         self._check_version(bucket.weight_version)
         self.weights_complete = False
-        with self._maps.bucket(bucket) as memory:
-            for tensor in bucket.tensors:
-                count = torch.Size(tensor.shape).numel()
-                view = torch.frombuffer(memory, dtype=DTYPES[tensor.dtype], count=count, offset=tensor.offset)
-                self._take(tensor.name, view.view(tensor.shape))
+        for name, tensor in self._maps.tensors(bucket):
+            self._take(name, tensor)
 
     def receive_broadcast(self, bucket: BroadcastBucket) -> None:
         """Takes part in the broadcast of each tensor, and installs it."""

@@ -17,8 +17,7 @@ from colloid.engines import delta
 from colloid.engines.checksums import CHECKSUMS_FILE, raw_bytes, tensor_checksum
 from colloid.engines.contract import BadRequest
 from colloid.engines.delta_files import MANIFEST, WIDTHS, ChangedTensor, Manifest, read_blocks
-from colloid.engines.embedded.shared_memory import open_own
-from colloid.engines.embedded.update_group import DTYPES
+from colloid.engines.embedded.shared_memory import DTYPES, open_own
 from colloid.engines.embedded.weights import WeightStore, is_unused, read_safetensors
 from colloid.errors import ConfigError, WeightSyncError
 
