@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from argparse import Namespace
@@ -116,12 +117,15 @@ def output_log_probs(answer: dict[str, Any]) -> torch.Tensor:
 )
 def engine(request, tiny_model_dir, tmp_path_factory):
     model_dir = tiny_model_dir("qwen3", max_position=4096, seed=3)
+    options = OPTIONS[request.param]
+    if request.param == "embedded":
+        options = options | {"weights-dir": tempfile.gettempdir()}
     config = EngineConfig(
         str(model_dir),
         tmp_path_factory.mktemp("engine"),
         KEY,
         kind=request.param,
-        options=OPTIONS[request.param],
+        options=options,
         python=SGLANG,
     )
     launched = launch_engine(config, "engine")
@@ -130,6 +134,13 @@ def engine(request, tiny_model_dir, tmp_path_factory):
         assert launched.process.exit_code is None, f"the engine died: {launched.process.log_tail()}"
     finally:
         launched.process.stop()
+
+
+@pytest.fixture
+def weights_place():
+    """A directory that engines may read weights from."""
+    with tempfile.TemporaryDirectory(prefix="weights-") as place:
+        yield Path(place)
 
 
 @pytest.fixture(autouse=True)
