@@ -61,7 +61,9 @@ class FakeClient:
         """The tokens that the sample's response has where nothing limits it."""
         return 1 + int(draw(self.seed, sample, 1) * self.max_length)
 
-    async def generate(self, payload: dict[str, Any], *, name: str = "", resumable: bool = False) -> dict[str, Any]:
+    async def generate(
+        self, payload: dict[str, Any], *, name: str = "", session: str = "", resumable: bool = False
+    ) -> dict[str, Any]:
         if self.current.aborted:
             raise RequestAborted(name)
         ids, limit = payload["input_ids"], payload["sampling_params"]["max_new_tokens"]

@@ -12,7 +12,7 @@ from aiohttp import web
 
 
 class FakeEngine:
-    """Serves /generate, /abort_request and /server_info.
+    """Serves /generate, /abort_request and /metrics.
 
     Attributes:
         reply: (payload) -> response ids, or an `aiohttp.web.Response` to send in their place.
@@ -38,7 +38,7 @@ class FakeEngine:
         app = web.Application(client_max_size=2**28)
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
-        app.router.add_get("/server_info", self._info)
+        app.router.add_get("/metrics", self._metrics)
         runner = web.AppRunner(app, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -85,8 +85,8 @@ class FakeEngine:
             self.running[rid].set()
         return web.json_response({})
 
-    async def _info(self, request: web.Request) -> web.Response:
-        return web.json_response({"internal_states": [{"generation_tokens_total": self.generation_tokens_total}]})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(text=f'sglang:realtime_tokens_total{{mode="decode"}} {self.generation_tokens_total}\n')
 
     @staticmethod
     async def _wait(event: asyncio.Event, seconds: float) -> bool:

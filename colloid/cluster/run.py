@@ -19,11 +19,9 @@ from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
 from colloid.config.sft import serves
-from colloid.engines.control import EngineControl
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
 from colloid.training.worker import CriticWorker, TrainWorker
-from colloid.weights.equality import check_equal
 
 logger = logging.getLogger(__name__)
 
@@ -193,12 +191,10 @@ class Run:
 
     def check_weights(self) -> None:
         """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
-        trainer = self._wait([worker.weight_checksums.remote() for worker in self._workers], "checksums")[0]
-        for address in self._engines.addresses:
-            control = EngineControl(address.url, self._engines.api_key)
-            engine = control.post("/weights_checker", {"action": "checksum"})["checksums"]
-            check_equal(trainer, engine, f"engine {address.url}")
-        logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, len(trainer))
+        engines = self._engines.addresses, self._engines.api_key
+        references = [worker.check_weights.remote(*engines) for worker in self._workers]
+        count = self._wait(references, "the engines' weights to be compared")[0]
+        logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
 
     def _start(self) -> None:
         args = self.args
@@ -257,7 +253,7 @@ class Run:
 
         if not ray.is_initialized():
             return
-        closing = [worker.options_read.remote() for worker in [*self._workers, *self._critics]]
+        closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
         try:

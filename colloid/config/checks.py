@@ -22,8 +22,10 @@ from colloid.config import (
     sampling,
     sft,
     sglang,
+    sglang_installed,
     tracking,
     trainer,
+    weight_transport,
 )
 from colloid.config.args import Args
 from colloid.config.option import BOOLEANS, Option
@@ -240,9 +242,28 @@ def _engine_precision(args: Args) -> str | None:
     return None
 
 
+def _sglang_on_cpu(args: Args) -> str | None:
+    if args.rollout_engine == "sglang" and args.device == "cpu" and args.deterministic:
+        return "--deterministic: SGLang is deterministic on CUDA alone; on a CPU take --rollout-engine embedded"
+    return None
+
+
+def _external_router(args: Args) -> str | None:
+    if args.sglang_router_ip is None:
+        return None
+    if args.sglang_router_port is None:
+        return f"--sglang-router-ip {args.sglang_router_ip} needs --sglang-router-port: where that router listens"
+    given = sglang.given(args, "router").keys() - {"disable_retries"}
+    if given or "rollout_router" in args.given:
+        names = ", ".join(sorted(f"--router-{name.replace('_', '-')}" for name in given)) or "--rollout-router"
+        return f"{names}: the router at --sglang-router-ip {args.sglang_router_ip} runs already, with its own options"
+    return None
+
+
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *asynchrony.RULES,
+    *weight_transport.RULES,
     *debug.RULES,
     *algorithm.RULES,
     *sft.RULES,
@@ -263,6 +284,8 @@ RULES: tuple[Rule, ...] = (
     _template_kwargs,
     _dynamic_batch,
     _engine_precision,
+    _sglang_on_cpu,
+    _external_router,
 )
 CONVERT_RULES: tuple[Rule, ...] = (_model_options, _model_family, _backend)
 """For the tools that convert a model: they need no data."""
@@ -275,6 +298,7 @@ RUN_RULES: tuple[Rule, ...] = (
     _prompt_data,
     _hook_files,
     *eval_config.RUN_RULES,
+    sglang_installed.check,
     *debug.RUN_RULES,
     *roles.RUN_RULES,
     *tracking.RUN_RULES,

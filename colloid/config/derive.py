@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from colloid.config import sglang_installed
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.layout import least_ranks
@@ -44,10 +45,10 @@ def resolve_devices(args: Args) -> None:
         )
     args.num_engines = args.rollout_num_gpus // args.rollout_num_gpus_per_engine
     if args.rollout_engine == "auto":
-        args.rollout_engine = "embedded"
-    if args.device == "cuda":
-        args.warnings.append("engines for CUDA are not supported yet: the embedded engine generates on the CPU")
-    elif args.rollout_num_gpus_per_engine > 1:
+        args.rollout_engine = "sglang" if gpus and sglang_installed.is_here(args) else "embedded"
+    if args.rollout_engine == "embedded" and args.device == "cuda":
+        args.warnings.append(f"the embedded engine generates on the CPU; for SGLang, {sglang_installed.INSTALL}")
+    elif args.rollout_engine == "embedded" and args.rollout_num_gpus_per_engine > 1:
         args.warnings.append("on CPU an engine is one process, whatever --rollout-num-gpus-per-engine says")
     _default(args, distributed_backend="nccl" if args.device == "cuda" else "gloo")
     _default(args, transformer_impl="transformer_engine" if args.device == "cuda" else "local")
@@ -111,7 +112,7 @@ def resolve_algorithm(args: Args) -> None:
     resolve_sft(args)
     _default(args, eps_clip_high=args.eps_clip)
     if args.update_weight_transport == "auto":
-        args.update_weight_transport = "tensor"
+        args.update_weight_transport = "disk" if args.update_weight_mode == "delta" else "tensor"
 
 
 def resolve_schedule(args: Args) -> None:

@@ -68,8 +68,10 @@ def _range(first: int, count: int) -> str:
 def _router(args: Args) -> str:
     if not serves(args):
         return "none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)"
+    if args.sglang_router_ip:
+        return f"the one at {args.sglang_router_ip}:{args.sglang_router_port}"
     port = f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
-    return f"1 process: sglang-router, {port}"
+    return f"1 process: {args.rollout_router}, {port}"
 
 
 def _engines(args: Args, first_slot: int) -> str:

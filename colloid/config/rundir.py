@@ -58,3 +58,16 @@ def _free_name(outputs_dir: str) -> str:
 def _within(path: str, directory: str) -> bool:
     path, directory = os.path.realpath(path), os.path.realpath(directory)
     return os.path.commonpath([path, directory]) == directory
+
+
+def weights_disk_dir(args: Args) -> str:
+    """Where weights are written for the engines."""
+    return os.path.abspath(args.update_weight_disk_dir or os.path.join(args.run_dir, "weights"))
+
+
+def weights_places(args: Args) -> list[str]:
+    """The directories that engines may read weights from while the run goes on."""
+    if args.update_weight_transport != "disk":
+        return []
+    local = args.update_weight_local_checkpoint_dir
+    return [weights_disk_dir(args), *([os.path.abspath(local)] if local else [])]

@@ -7,10 +7,12 @@ starts.
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any
 
 from colloid.config import tsv
 from colloid.config.option import FLAG, SWITCH, Option
+from colloid.config.rundir import weights_places
 
 if TYPE_CHECKING:
     from colloid.config.args import Args
@@ -166,7 +168,34 @@ def embedded_options(args: Args) -> dict[str, Any]:
         chosen["enable_deterministic_inference"] = True
     if args.use_rollout_routing_replay:
         chosen["enable_return_routed_experts"] = True
+    chosen["weights_dir"] = os.pathsep.join(weights_places(args)) or None
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
+
+
+def sglang_options(args: Args) -> dict[str, Any]:
+    """Command-line options of SGLang's server, without the dashes (`{"dtype": "float32"}`); True: no value."""
+    chosen: dict[str, Any] = {"dtype": args.params_dtype, "tp-size": args.rollout_num_gpus_per_engine}
+    if args.deterministic:
+        chosen["enable-deterministic-inference"] = True
+    if args.use_rollout_routing_replay:
+        chosen["enable-return-routed-experts"] = True
+    for row in sglang_rows():
+        value = getattr(args, row.dest) if row.dest in args.given else None
+        if value is None or row.dest in SET_BY_COLLOID:
+            continue
+        name = row.flag.removeprefix("--sglang-")
+        if row.kind == SWITCH and not value:
+            chosen[f"no-{name}"] = True
+        elif row.kind == "json":
+            chosen[name] = json.dumps(value)
+        elif value is not False:
+            chosen[name] = value
+    return chosen
+
+
+def engine_options(args: Args) -> dict[str, Any]:
+    """Command-line options of the run's kind of engine."""
+    return sglang_options(args) if args.rollout_engine == "sglang" else embedded_options(args)
 
 
 def router_options(args: Args) -> dict[str, Any]:

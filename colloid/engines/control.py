@@ -21,6 +21,8 @@ class EngineAddress:
 
     url: str
     """`http://host:port`, without a path."""
+    kind: str = "embedded"
+    """`embedded` or `sglang`: they take weights in different ways."""
 
 
 class EngineControl:
@@ -50,6 +52,10 @@ class EngineControl:
             EngineError: no answer within the deadline, or a status of 400 and above; with the server's words.
         """
         return self._call("POST", path, json.dumps(payload or {}))
+
+    def delete(self, path: str) -> dict[str, Any]:
+        """The JSON answer to DELETE `path`; raises as `post`."""
+        return self._call("DELETE", path, None)
 
     def _call(self, method: str, path: str, body: str | None) -> dict[str, Any]:
         parts = urlsplit(self.url)

@@ -2,14 +2,16 @@
 
 Life of a child: spawned from a thread that lives as long as this process (Linux ties "parent death" to the spawning
 thread) -> the child asks the kernel for SIGKILL on its parent's death and checks that the parent is still there ->
-serves -> `stop` sends SIGTERM, and SIGKILL after a grace period.
+serves -> `stop` sends SIGTERM, and SIGKILL after a grace period, to all that it has started in turn as well.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -34,15 +36,23 @@ class ModuleProcess:
         arguments: its command line.
         log_path: receives its output (appended).
         environment: variables set on top of this process's own.
+        python: the interpreter; None: this process's own.
     """
 
-    def __init__(self, module: str, arguments: list[str], log_path: Path, environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        module: str,
+        arguments: list[str],
+        log_path: Path,
+        environment: dict[str, str] | None = None,
+        python: str | None = None,
+    ):
         global _spawner
         if _spawner is None:
             _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
         self.module, self.log_path = module, log_path
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-c", _PREAMBLE, str(os.getpid()), module, *arguments]
+        command = [python or sys.executable, "-c", _PREAMBLE, str(os.getpid()), module, *arguments]
         self._process = _spawner.submit(self._spawn, command, {**os.environ, **(environment or {})}).result()
 
     def _spawn(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen:
@@ -66,12 +76,21 @@ class ModuleProcess:
             return ""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self, grace: float = 5.0) -> None:
-        """SIGTERM; SIGKILL after `grace` seconds. Returns when it has ended."""
+    def terminate(self) -> None:
+        """Asks it to end. Returns at once."""
         if self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(grace)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(10)
+
+    def stop(self, grace: float = 5.0) -> None:
+        """SIGTERM; SIGKILL after `grace` seconds. Returns when it has ended, and what it started with it."""
+        if self._process.poll() is not None:
+            return
+        self._process.terminate()
+        deadline = time.monotonic() + grace
+        # It is not reaped before its group is killed: so long its id is the group's and nobody else's.
+        while not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        os.killpg(self.pid, signal.SIGKILL)
+        self._process.wait(10)

@@ -1,4 +1,5 @@
-"""The router: the real `sglang-router` in a process of its own, in front of all engines.
+"""The router in front of all engines: the real `sglang-router`, or its successor `smg`, in a process of its own; or one
+that runs already.
 
 Its retries and circuit breakers are off: it would repeat requests that timed out and so double generations; the
 client is the only one that repeats, after an abort (see `colloid.rollout.client`). Run as a module, this file is that
@@ -9,10 +10,12 @@ process list.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +23,131 @@ from colloid.engines.control import EngineControl
 from colloid.engines.process import ModuleProcess
 from colloid.errors import ConfigError, EngineError
 
+logger = logging.getLogger(__name__)
+
 START_DEADLINE = 60.0
 """Seconds until the router must answer."""
 REGISTER_DEADLINE = 60.0
-"""Seconds until a registered engine must be healthy in the router's eyes."""
+"""Seconds until a registered engine must be healthy in the router's eyes, or one that leaves must be gone."""
 PORT_ATTEMPTS = 3
 """A free port can be taken between finding and binding it."""
 
 
-class Router:
-    """A running router.
+@dataclass(frozen=True)
+class RouterConfig:
+    """Which router.
+
+    `options` are fields of the router's `RouterArgs` that the user set (`policy`, `request_timeout_secs`, …).
+    """
+
+    kind: str = "sglang-router"
+    """`sglang-router` or `smg`."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: any free one. A given port that is taken is a `ConfigError`."""
+    options: dict[str, Any] = field(default_factory=dict)
+    url: str | None = None
+    """Of a router that runs already; then nothing else counts."""
+
+
+class _Workers:
+    """A router's list of engines.
 
     Args:
-        host: interface to bind.
-        port: 0: any free one. A given port that is taken is a `ConfigError`.
+        url: of the router.
         api_key: asked from clients, and sent to engines.
-        options: `sglang_router.RouterArgs` fields that the user set (`policy`, `request_timeout_secs`, …).
+    """
+
+    def __init__(self, url: str, api_key: str):
+        self.url = url
+        self._api_key = api_key
+        self._control = EngineControl(url, api_key, timeout=10.0)
+        self._registered: list[str] = []
+
+    def register(self, engine_url: str) -> None:
+        """Adds an engine, and waits until the router sends it requests.
+
+        Raises:
+            EngineError: the router does not take it, or not within the deadline.
+        """
+        self._control.post("/workers", {"url": engine_url, "api_key": self._api_key})
+        self._registered.append(engine_url)
+        if not self._wait_for(lambda: (self._worker(engine_url) or {}).get("is_healthy")):
+            raise EngineError(
+                f"the router at {self.url} does not take engine {engine_url} as healthy: {self._workers()}"
+            )
+
+    def deregister(self, engine_url: str) -> None:
+        """Removes an engine: it is sent no more requests, and those in flight finish.
+
+        Raises:
+            EngineError: the router does not answer, or keeps it beyond the deadline.
+        """
+        worker = self._worker(engine_url)
+        if worker is not None:
+            self._control.delete(f"/workers/{worker['id']}")
+            if not self._wait_for(lambda: self._worker(engine_url) is None):
+                raise EngineError(f"the router at {self.url} does not let go of engine {engine_url}")
+        self._registered = [url for url in self._registered if url != engine_url]
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return self._control.get("/workers").get("workers", [])
+
+    def _worker(self, engine_url: str) -> dict[str, Any] | None:
+        return next((worker for worker in self._workers() if worker["url"].rstrip("/") == engine_url), None)
+
+    @staticmethod
+    def _wait_for(fact: Any) -> bool:
+        deadline = time.monotonic() + REGISTER_DEADLINE
+        while time.monotonic() < deadline:
+            if fact():
+                return True
+            time.sleep(0.05)
+        return False
+
+
+class ExternalRouter(_Workers):
+    """A router that runs already; at the end it forgets the engines of this run.
+
+    Raises:
+        EngineError: it does not answer.
+    """
+
+    exit_code = None
+
+    def __init__(self, url: str, api_key: str):
+        super().__init__(url, api_key)
+        self._control.get("/liveness")
+
+    def stop(self) -> None:
+        """Removes the run's engines. A router that is gone by now is reported only."""
+        for url in list(self._registered):
+            try:
+                self.deregister(url)
+            except EngineError as error:
+                logger.warning("%s", error)
+
+
+class Router(_Workers):
+    """A router of the run's own.
+
+    Args:
+        api_key: asked from clients, and sent to engines.
         log_dir: receives `router.log`.
     """
 
-    def __init__(self, host: str, port: int, api_key: str, options: dict[str, Any], log_dir: Path):
-        self._api_key = api_key
-        if port and not _is_free(host, port):
+    def __init__(self, config: RouterConfig, api_key: str, log_dir: Path):
+        host, port = config.host, config.port
+        if port and not is_free(host, port):
             raise ConfigError(
                 f"port {port} on {host} (--sglang-router-port) is in use: stop what listens there, choose another "
-                "port, or leave the option out to have a free one found"
+                "port, or leave the option out to have a free one found. A router that runs already is used with "
+                "--sglang-router-ip"
             )
         for attempt in range(1 if port else PORT_ATTEMPTS):
             chosen = port or free_port(host)
-            self._process = _launch(host, chosen, api_key, options, log_dir)
-            self.url = f"http://{host}:{chosen}"
-            self._control = EngineControl(self.url, api_key, timeout=10.0)
+            self._process = _launch(config, chosen, api_key, log_dir)
+            super().__init__(f"http://{host}:{chosen}", api_key)
             if self._wait_until_up(last=bool(port) or attempt == PORT_ATTEMPTS - 1):
                 return
 
@@ -79,17 +176,6 @@ class Router:
     def exit_code(self) -> int | None:
         return self._process.exit_code
 
-    def register(self, engine_url: str) -> None:
-        """Adds an engine, and waits until the router sends it requests."""
-        self._control.post("/workers", {"url": engine_url, "api_key": self._api_key})
-        deadline = time.monotonic() + REGISTER_DEADLINE
-        while time.monotonic() < deadline:
-            workers = self._control.get("/workers").get("workers", [])
-            if any(worker["url"].rstrip("/") == engine_url and worker["is_healthy"] for worker in workers):
-                return
-            time.sleep(0.05)
-        raise EngineError(f"the router at {self.url} does not take engine {engine_url} as healthy: {workers}")
-
     def stop(self) -> None:
         self._process.stop()
 
@@ -101,7 +187,17 @@ def free_port(host: str = "127.0.0.1") -> int:
         return probe.getsockname()[1]
 
 
-def _is_free(host: str, port: int) -> bool:
+def local_address(router_ip: str | None) -> str:
+    """Where engines listen: on loopback, unless the router that has to reach them is on another machine."""
+    if router_ip is None or router_ip in ("localhost", "::1") or router_ip.startswith("127."):
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((router_ip, 9))  # sends nothing
+        return probe.getsockname()[0]
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on the port."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -111,16 +207,16 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
-def _launch(host: str, port: int, api_key: str, options: dict[str, Any], log_dir: Path) -> ModuleProcess:
+def _launch(config: RouterConfig, port: int, api_key: str, log_dir: Path) -> ModuleProcess:
     settings = {
         "policy": "cache_aware",
         "log_level": "warn",
-        "prometheus_host": host,
-        "prometheus_port": free_port(host),
+        "prometheus_host": config.host,
+        "prometheus_port": free_port(config.host),
         "request_timeout_secs": 7 * 24 * 3600,
         "shutdown_grace_period_secs": 1,
-        **options,
-        "host": host,
+        **config.options,
+        "host": config.host,
         "port": port,
         "api_key": api_key,
         "disable_retries": True,
@@ -130,16 +226,18 @@ def _launch(host: str, port: int, api_key: str, options: dict[str, Any], log_dir
     log_dir.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(settings, file)
-    return ModuleProcess("colloid.engines.router", [str(path)], log_dir / "router.log")
+    return ModuleProcess("colloid.engines.router", [config.kind, str(path)], log_dir / "router.log")
 
 
 def main() -> None:
     """Serves until it is ended. The settings file is removed once read."""
-    from sglang_router.launch_router import RouterArgs, launch_router
-
-    path = Path(sys.argv[1])
+    kind, path = sys.argv[1], Path(sys.argv[2])
     settings = json.loads(path.read_text())
     path.unlink()
+    if kind == "smg":
+        from smg.launch_router import RouterArgs, launch_router
+    else:
+        from sglang_router.launch_router import RouterArgs, launch_router
     launch_router(RouterArgs(**settings))
 
 

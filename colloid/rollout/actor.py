@@ -12,8 +12,12 @@ from typing import Any
 from colloid.config.algorithm import has_teacher_engine
 from colloid.config.eval_config import has_trainer
 from colloid.config.sft import serves
+from colloid.config.sglang import engine_options, router_options
+from colloid.config.sglang_installed import find_python
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
+from colloid.engines.launch import EngineConfig
+from colloid.engines.router import RouterConfig, local_address
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
@@ -132,23 +136,30 @@ class RolloutActor:
 
 def fleet_config(args: Any, api_key: str) -> FleetConfig:
     """The fleet that the options ask for."""
-    from colloid.config.sglang import embedded_options, router_options
-
-    return FleetConfig(
-        num_engines=args.num_engines,
+    router = RouterConfig(
+        kind=args.rollout_router,
+        port=args.sglang_router_port or 0,
+        options=router_options(args),
+        url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
+    )
+    sglang = args.rollout_engine == "sglang"
+    engine = EngineConfig(
         # Where no trainer sends its weights, the engines load those that it would start with.
         model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
         log_dir=Path(args.run_dir) / "engines",
         api_key=api_key,
-        engine_options=embedded_options(args),
-        router_port=args.sglang_router_port or 0,
-        router_options=router_options(args),
+        host=local_address(args.sglang_router_ip),
+        kind=args.rollout_engine,
+        options=engine_options(args),
+        python=find_python(args) if sglang else None,
+        first_gpu=(0 if args.colocate else args.world_size) if sglang and args.device == "cuda" else None,
     )
+    return FleetConfig(engine, args.num_engines, router)
 
 
-def teacher_config(args: Any, api_key: str) -> FleetConfig:
+def teacher_config(args: Any, api_key: str) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    config = fleet_config(args, api_key)
+    engine = fleet_config(args, api_key).engine
     of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
-    options = {name: value for name, value in config.engine_options.items() if name not in of_policy}
-    return replace(config, num_engines=1, model_path=args.opd_teacher_load, engine_options=options)
+    options = {name: value for name, value in engine.options.items() if name not in of_policy}
+    return replace(engine, model_path=args.opd_teacher_load, options=options)

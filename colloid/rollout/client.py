@@ -27,6 +27,10 @@ from colloid.rollout.direct import DirectRequests
 
 logger = logging.getLogger(__name__)
 
+SESSION_HEADER = "X-SMG-Routing-Key"
+"""By which a router with such a policy (`manual`, `consistent_hashing`) sends requests of a session to one engine."""
+PROGRESS_METRIC = "sglang:realtime_tokens_total"
+"""Tokens that an engine has computed so far, those of requests that still run included."""
 RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
 INTERRUPTED = "interrupted"
 """Set in an answer that `EngineClient.interrupted` cut short: the caller sends what is left, once it may."""
@@ -103,7 +107,7 @@ class EngineClient:
         self._abort_timeout = abort_timeout
         self._session: aiohttp.ClientSession | None = None
         self._last_progress = 0.0
-        self._generated_tokens: dict[str, int] = {}
+        self._generated_tokens: dict[str, float] = {}
         self._waiting = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -129,13 +133,16 @@ class EngineClient:
         finally:
             _SCOPE.reset(token)
 
-    async def generate(self, payload: dict[str, Any], *, name: str = "", resumable: bool = False) -> dict[str, Any]:
+    async def generate(
+        self, payload: dict[str, Any], *, name: str = "", session: str = "", resumable: bool = False
+    ) -> dict[str, Any]:
         """The answer to POST /generate at the router.
 
         Args:
             payload: without `rid`; the client gives one to each attempt.
             name: of what it is for (a sample), for errors.
             resumable: the caller can go on from a part of the answer, see `interrupted`.
+            session: the same for all turns of a conversation, see `SESSION_HEADER`.
 
         Raises:
             RequestRefused: status 4xx, with the engine's words.
@@ -154,7 +161,7 @@ class EngineClient:
                 if resumable:
                     self._resumable.add(attempt)
                 try:
-                    answer = await self._attempt({**payload, "rid": attempt}, name, scope)
+                    answer = await self._attempt({**payload, "rid": attempt}, name, session, scope)
                 except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
@@ -235,14 +242,16 @@ class EngineClient:
             await self._session.close()
             self._session = None
 
-    async def _attempt(self, payload: dict[str, Any], name: str, scope: RequestScope | None) -> dict[str, Any]:
+    async def _attempt(
+        self, payload: dict[str, Any], name: str, session: str, scope: RequestScope | None
+    ) -> dict[str, Any]:
         if scope is not None and scope.aborted:
             raise RequestAborted(f"the rollout of {name or 'the request'} was aborted")
         rid = payload["rid"]
         if scope is not None:
             scope.active.add(rid)
         try:
-            answer = await self._with_progress(payload, rid, name)
+            answer = await self._with_progress(payload, rid, name, session)
         except RequestRefused:
             raise
         except (EngineError, DeadlineExceeded, asyncio.CancelledError) as error:
@@ -256,7 +265,7 @@ class EngineClient:
                 scope.active.discard(rid)
         return answer
 
-    async def _with_progress(self, payload: dict[str, Any], rid: str, name: str) -> dict[str, Any]:
+    async def _with_progress(self, payload: dict[str, Any], rid: str, name: str, session: str) -> dict[str, Any]:
         clock = asyncio.get_running_loop().time
         started = clock()
         self._waiting += 1
@@ -264,7 +273,9 @@ class EngineClient:
         self._watch()
         target = ExitStack()
         url = target.enter_context(self._direct.target(payload))
-        request = asyncio.ensure_future(self._request("POST", f"{url}/generate", payload, name=name))
+        headers = {SESSION_HEADER: session} if session else {}
+        sending = self._request("POST", f"{url}/generate", payload, name=name, headers=headers)
+        request = asyncio.ensure_future(sending)
         try:
             while True:
                 silent = clock() - max(started, self._last_progress)
@@ -284,14 +295,24 @@ class EngineClient:
                 self._idle.set()
             request.cancel()
 
-    async def _request(self, method: str, url: str, payload: Any, *, name: str = "", timeout: float | None = None):
+    async def _request(
+        self,
+        method: str,
+        url: str,
+        payload: Any,
+        *,
+        name: str = "",
+        timeout: float | None = None,
+        is_json: bool = True,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
         what = f"{method} {url}" + (f" for {name}" if name else "")
         try:
             async with self._open_session().request(
                 method,
                 url,
                 data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
-                headers=self._headers | {"Content-Type": "application/json"},
+                headers=self._headers | {"Content-Type": "application/json"} | (headers or {}),
                 timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
             ) as answer:
                 body = await answer.read()
@@ -299,6 +320,8 @@ class EngineClient:
                     words = body.decode("utf-8", "replace")[:2000]
                     kind = EngineError if answer.status in RETRIED_STATUS else RequestRefused
                     raise kind(f"{what}: status {answer.status}: {words}")
+                if not is_json:
+                    return body.decode("utf-8", "replace")
                 return orjson.loads(body) if body.strip() else {}
         except orjson.JSONDecodeError as error:
             raise EngineError(f"{what}: the answer is not JSON: {body[:200]!r}") from error
@@ -341,12 +364,12 @@ class EngineClient:
 
     async def _counter_grew(self, url: str, timeout: float) -> bool:
         try:
-            info = await self._request("GET", f"{url}/server_info", None, timeout=timeout)
+            text = await self._request("GET", f"{url}/metrics", None, timeout=timeout, is_json=False)
         except EngineError as error:
             logger.warning("progress at %s is unknown: %s", url, error)
             return False
-        states = info.get("internal_states") or [{}]
-        count = sum(int(state.get("generation_tokens_total") or 0) for state in states)
+        lines = [line for line in text.splitlines() if line.startswith(PROGRESS_METRIC)]
+        count = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
         before = self._generated_tokens.get(url)
         self._generated_tokens[url] = count
         return before is not None and count > before

@@ -209,7 +209,9 @@ class Recordings:
         payload = {"input_ids": request.ids, "sampling_params": params, "return_logprob": True}
         if self._sampling.routing is not None:
             payload["return_routed_experts"] = True
-        answer = await self._client.generate(payload, name=f"turn {turn} of sample {sample.index}")
+        answer = await self._client.generate(
+            payload, name=f"turn {turn} of sample {sample.index}", session=f"sample-{sample.index}"
+        )
         sampled = Sample(index=sample.index)
         record_answer(sampled, answer)
         if sampled.status is Status.ABORTED:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 
 from colloid.config.model import is_torch_dist
 from colloid.data.batch import RankBatch
+from colloid.engines.checksums import tensor_checksum
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.errors import ColloidError, WeightSyncError
 from colloid.training.base import put_rows, train_metrics
@@ -29,11 +31,12 @@ from colloid.training.reference import ReferenceModel
 from colloid.training.step_loss import StepLoss
 from colloid.training.steps import Step
 from colloid.training.synced_weights import SyncedWeights
-from colloid.weights.buckets import make_buckets
+from colloid.training.weight_options import send_options
+from colloid.weights.check import check_weights
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
 from colloid.weights.hf_loader import HFCheckpoint, load_parameters
-from colloid.weights.tensor_transport import EngineUpdate, checksum
+from colloid.weights.senders import NamedTensors, Sent, WeightSender, make_sender
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +60,7 @@ class Actor(PolicyRank):
     """One rank."""
 
     _weight_version = 0
+    _sender: WeightSender | None = None
 
     def start(self) -> StartState:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from."""
@@ -79,6 +83,7 @@ class Actor(PolicyRank):
         self._export = Exporter(
             self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
         )
+        self._sender = make_sender(send_options(args))
         start = StartState(0, self._weight_version)
         if args.resume_from:
             directory = Path(args.resume_from) / "trainer"
@@ -157,48 +162,68 @@ class Actor(PolicyRank):
         write_hf_directory(Path(directory), self._export(), Path(self.args.hf_checkpoint), sends=dist.get_rank() == 0)
 
     def update_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> dict[str, float]:
-        """Sends the weights to every engine as the next version, bucket by bucket.
+        """Sends the weights to every engine as the next version.
 
         Raises:
             WeightSyncError: names the engines that did not take it. They are not left paused.
         """
         begin = time.monotonic()
         version = self._weight_version + 1
-        sends = dist.get_rank() == 0
         controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
-        failure: list[str | None] = [None]
-        num_bytes, paused = 0, 0.0
-        # Every rank takes part in every gather, also after the sender has failed.
-        buckets = make_buckets(self._export(), self.args.update_weight_buffer_size)
-        if sends:
-            try:
-                # A drained engine has nothing to retract.
-                mode = "retract" if self.args.pause_mode == "drain" else self.args.pause_mode
-                with EngineUpdate(controls, version, mode) as update:
-                    for bucket in buckets:
-                        update.send(bucket)
-                    update.end(update.num_tensors)
-                num_bytes, paused = update.num_bytes, update.seconds_paused
-            except ColloidError as error:
-                failure = [str(error)]
-        for _ in buckets:
-            pass
-        dist.broadcast_object_list(failure, src=0)
-        if failure[0] is not None:
-            raise WeightSyncError(failure[0])
+        sent = self._with_tensors(lambda tensors: self._sender.send(controls, version, tensors)) or Sent(0, 0, 0.0)
         self._weight_version = version
         if self._old_actor:
             self._old_actor.synced(version)
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
-            "perf/update_weights_bytes": float(num_bytes),
-            "perf/generation_pause_time": paused,
+            "perf/update_weights_bytes": float(sent.num_bytes),
+            "perf/update_weights_share": sent.share,
+            "perf/generation_pause_time": sent.seconds_paused,
         }
+
+    def check_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> int | None:
+        """Compares all tensors with what every engine holds. Returns their number, on rank 0.
+
+        Raises:
+            WeightSyncError: lists missing, extra and different tensors.
+        """
+        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        what = controls, self.args.rollout_engine, self._weight_version
+        return self._with_tensors(lambda tensors: check_weights(*what, tensors, self.args.update_weight_buffer_size))
+
+    def _with_tensors(self, use: Callable[[NamedTensors], Any]) -> Any:
+        """What `use` makes of all tensors, on rank 0. Every rank takes part in every gather, also after it has failed;
+        then all ranks raise.
+        """
+        failure: list[str | None] = [None]
+        result = None
+        tensors = iter(self._export())
+        if dist.get_rank() == 0:
+            try:
+                result = use(tensors)
+            except ColloidError as error:
+                failure = [str(error)]
+        for _ in tensors:
+            pass
+        dist.broadcast_object_list(failure, src=0)
+        if failure[0] is not None:
+            raise WeightSyncError(failure[0])
+        return result
+
+    def end_updates(self) -> None:
+        """Gives back what is held between weight updates: shared memory, a process group, files."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def close(self) -> None:
+        """Leaves the world of ranks, once a checkpoint that is being written is."""
+        self.end_updates()
+        super().close()
 
     def weight_checksums(self) -> dict[str, str]:
         """Hugging Face name -> xxh3_128 of the tensor's raw bytes, in the dtype that is sent; on rank 0."""
-        return {name: checksum(tensor) for name, tensor in self._export()}
+        return {name: tensor_checksum(tensor) for name, tensor in self._export()}
 
     def _updated_reference(self) -> str | None:
         """Where the checkpoint that is resumed has a reference that was updated, and is to be again."""

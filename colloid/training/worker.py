@@ -61,12 +61,13 @@ class TrainWorker:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)
 
-    def weight_checksums(self) -> dict[str, str]:
-        """Checksum of each tensor under its Hugging Face name."""
-        return self._actor.weight_checksums()
+    def check_weights(self, engines: list[EngineAddress], api_key: str | None) -> int | None:
+        """Compares all tensors with those of every engine."""
+        return self._actor.check_weights(engines, api_key)
 
-    def options_read(self) -> set[str]:
-        """The options that this process has read."""
+    def end(self) -> set[str]:
+        """The run ends: leaves nothing behind. Returns the options that this process has read."""
+        self._actor.end_updates()
         return self._args.options_read()
 
 
@@ -100,6 +101,6 @@ class CriticWorker:
         """Returns when no checkpoint is being written in the background."""
         self._critic.finish_save()
 
-    def options_read(self) -> set[str]:
-        """The options that this process has read."""
+    def end(self) -> set[str]:
+        """The run ends. Returns the options that this process has read."""
         return self._args.options_read()

@@ -1,38 +1,37 @@
-"""Weights to engines on the same host through shared memory: one file, filled bucket by bucket.
+"""Weights to engines on the same host through shared memory: a file, filled bucket by bucket.
 
-    pause -> begin -> (fill the file -> every engine copies it out -> answer) for each bucket -> end -> continue
+    fill the file -> every engine copies it out -> answer
 
-Every engine that was paused is continued, whatever happens in between. An engine that missed a part refuses to
-generate until it gets a complete update.
+for each bucket; there are two files, so that one is filled while the engines read the other.
 """
 
 from __future__ import annotations
 
 import fcntl
-import logging
 import mmap
 import os
 import secrets
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import xxhash
 
 from colloid.engines.control import EngineControl
-from colloid.errors import EngineError, WeightSyncError
-from colloid.weights.buckets import Bucket
-
-logger = logging.getLogger(__name__)
+from colloid.errors import WeightSyncError
+from colloid.weights.buckets import Bucket, make_buckets
+from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.senders import NamedTensors, Sent
 
 PREFIX = "colloid-weights-"
 SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 """Where the file may lie, the first that has room."""
+
+
+PIECE_BYTES = 1 << 20
 
 
 class SharedBuffer:
@@ -55,18 +54,20 @@ class SharedBuffer:
         """
         self._reserve(bucket.size)
         view = torch.frombuffer(self._memory, dtype=torch.uint8)
+        hasher = xxhash.xxh3_128()
         described = []
         end = 0
         for name, tensor, offset in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True):
             view[end:offset] = 0
+            hasher.update(view[end:offset].numpy())
             end = offset + tensor.nbytes
-            view[offset:end].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+            _copy(view[offset:end], tensor, hasher)
             dtype = str(tensor.dtype).removeprefix("torch.")
             described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
         return {
             "shared_memory": {"path": str(self.path), "size": bucket.size},
             "tensors": described,
-            "checksum": xxhash.xxh3_128_hexdigest(view[: bucket.size].numpy()),
+            "checksum": hasher.hexdigest(),
         }
 
     def close(self) -> None:
@@ -95,9 +96,18 @@ class SharedBuffer:
                 errors.append(f"{directory}: {error}")
                 self.close()
             else:
-                self._memory = mmap.mmap(self._file, size)
+                self._memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
                 return
         raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
+
+
+def _copy(target: torch.Tensor, tensor: torch.Tensor, hasher: xxhash.xxh3_128) -> None:
+    """Copies a tensor's bytes, piece by piece, and takes each into the checksum while it is in the cache."""
+    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    for begin in range(0, len(flat), PIECE_BYTES):
+        piece = target[begin : begin + PIECE_BYTES]
+        piece.copy_(flat[begin : begin + PIECE_BYTES])
+        hasher.update(piece.numpy())
 
 
 def _remove_leftovers(directory: Path) -> None:
@@ -115,82 +125,36 @@ def _remove_leftovers(directory: Path) -> None:
             os.close(file)
 
 
-class EngineUpdate:
-    """One update of all engines to a version; a context in which they are paused.
+class TensorSender:
+    """A `WeightSender` to engines on this host.
 
     Args:
-        engines: all are spoken to at the same time.
-        pause_mode: what becomes of running requests: `in_place`, `retract` or `abort`.
+        buffer_size: bytes of shared memory; half of it is one bucket.
     """
 
-    def __init__(self, engines: Sequence[EngineControl], version: int, pause_mode: str = "retract"):
-        self._engines = list(engines)
-        self._version = {"weight_version": str(version)}
-        self._pause_mode = pause_mode
-        self._buffer = SharedBuffer()
-        self._threads = ThreadPoolExecutor(max_workers=max(1, len(self._engines)), thread_name_prefix="weights")
-        self._begin = 0.0
-        self.num_tensors = 0
-        self.num_bytes = 0
-        self.seconds_paused = 0.0
-        """From the first engine's pause until all go on."""
+    def __init__(self, buffer_size: int, pause_mode: str):
+        self._bucket_size, self._pause_mode = max(1, buffer_size // 2), pause_mode
+        self._buffers = SharedBuffer(), SharedBuffer()
 
-    def __enter__(self) -> EngineUpdate:
-        self._begin = time.monotonic()
-        try:
-            self._all("pause", lambda engine: engine.post("/pause_generation", {"mode": self._pause_mode}))
-            self._all("begin", lambda engine: engine.post("/begin_weight_update", self._version))
-        except BaseException as error:
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
-        return self
-
-    def send(self, bucket: Bucket) -> None:
-        """Hands one bucket to every engine; returns when all have copied it out.
-
-        Raises:
-            WeightSyncError: names the engines that did not take it.
-        """
-        payload = self._version | self._buffer.fill(bucket)
-        self._all("bucket", lambda engine: engine.post("/update_weights_from_tensor", payload))
-        self.num_tensors += len(bucket.names)
-        self.num_bytes += bucket.size
-
-    def end(self, num_tensors: int) -> None:
-        """Has every engine check that it got `num_tensors` tensors, all of its own, and switch to the version."""
-        payload = self._version | {"num_tensors": num_tensors}
-        self._all("end", lambda engine: engine.post("/end_weight_update", payload))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._buffer.close()
-        try:
-            self._all("continue", lambda engine: engine.post("/continue_generation"))
-        except WeightSyncError as failed:
-            # The first failure says more; an engine that is gone can't be continued either.
-            if error is None:
-                raise
-            logger.warning("%s", failed)
-        finally:
-            self.seconds_paused = time.monotonic() - self._begin
-            self._threads.shutdown()
-
-    def _all(self, what: str, call: Callable[[EngineControl], Any]) -> None:
-        futures = [self._threads.submit(call, engine) for engine in self._engines]
-        failed = []
-        for future in futures:
+    def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
+        num_tensors, num_bytes = 0, 0
+        with EngineUpdate(engines, version, self._pause_mode) as update:
+            calls: list[Future] = []
             try:
-                future.result()
-            except EngineError as error:
-                failed.append(str(error))
-        if failed:
-            raise WeightSyncError(
-                f"weight update to version {self._version['weight_version']}, {what}: {len(failed)} of "
-                f"{len(self._engines)} engines failed: {'; '.join(failed)}"
-            )
+                for row, bucket in enumerate(make_buckets(tensors, self._bucket_size)):
+                    payload = update.version | self._buffers[row % 2].fill(bucket)
+                    update.finish("bucket", calls)
+                    calls = update.start("/update_weights_from_tensor", payload)
+                    num_tensors += len(bucket.names)
+                    num_bytes += bucket.size
+                update.finish("bucket", calls)
+            except BaseException:
+                self.close()  # an engine may still read
+                raise
+            update.end(num_tensors)
+        return Sent(num_tensors, num_bytes, update.seconds_paused)
 
-
-def checksum(tensor: torch.Tensor) -> str:
-    """xxh3_128 of the tensor's raw little-endian bytes, in hexadecimal."""
-    return xxhash.xxh3_128_hexdigest(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    def close(self) -> None:
+        """Gives the shared memory back; it is kept between updates, as making it takes as long as filling it."""
+        for buffer in self._buffers:
+            buffer.close()

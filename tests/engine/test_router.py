@@ -1,5 +1,7 @@
-"""The real router in front of a small HTTP server that answers as an engine does."""
+"""The real routers in front of a small HTTP server that answers as an engine does."""
 
+import asyncio
+import importlib.util
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,8 +9,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from colloid.engines.control import EngineControl
-from colloid.engines.router import Router, free_port
+from colloid.engines.router import ExternalRouter, Router, RouterConfig, free_port, local_address
 from colloid.errors import ConfigError, EngineError
+from colloid.rollout.client import EngineClient
 
 KEY = "a-key"
 
@@ -20,6 +23,7 @@ class FakeEngine(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         authorised = self.headers.get("Authorization") == f"Bearer {KEY}" or self.path == "/health"
         data = {"model_path": "/nowhere", "served_model_name": "m", "got": json.loads(body) if body else None}
+        data["port"] = self.server.server_address[1]
         answer = json.dumps(data).encode()
         self.send_response(200 if authorised else 401)
         self.send_header("Content-Type", "application/json")
@@ -33,15 +37,23 @@ class FakeEngine(BaseHTTPRequestHandler):
         pass
 
 
+WITHOUT_SMG = pytest.mark.skipif(importlib.util.find_spec("smg") is None, reason="needs smg: pip install smg")
+
+
 @pytest.fixture(scope="module")
-def router(tmp_path_factory):
+def engine_url():
     server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    router = Router("127.0.0.1", 0, KEY, {}, tmp_path_factory.mktemp("router"))
-    router.register(f"http://127.0.0.1:{server.server_address[1]}")
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+
+
+@pytest.fixture(scope="module", params=["sglang-router", pytest.param("smg", marks=WITHOUT_SMG)])
+def router(request, engine_url, tmp_path_factory):
+    router = Router(RouterConfig(kind=request.param), KEY, tmp_path_factory.mktemp("router"))
+    router.register(engine_url)
     yield router
     router.stop()
-    server.shutdown()
 
 
 def test_a_request_reaches_the_engine_with_all_that_colloid_sends(router):
@@ -58,7 +70,60 @@ def test_a_client_without_the_key_is_refused(router):
 def test_a_port_in_use_is_an_error_that_names_it(router, tmp_path):
     port = int(router.url.rsplit(":", 1)[1])
     with pytest.raises(ConfigError, match=str(port)):
-        Router("127.0.0.1", port, KEY, {}, tmp_path)
+        Router(RouterConfig(port=port), KEY, tmp_path)
+
+
+def test_engines_register_at_a_router_that_runs_already_and_leave_it_at_the_end(router, engine_url):
+    other = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
+    threading.Thread(target=other.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{other.server_address[1]}"
+
+    def registered() -> set[str]:
+        return {worker["url"].rstrip("/") for worker in EngineControl(router.url, KEY).get("/workers")["workers"]}
+
+    external = ExternalRouter(router.url, KEY)
+    external.register(url)
+    assert registered() == {url, engine_url}
+    external.stop()
+    assert registered() == {engine_url}
+    other.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy"), [("sglang-router", "manual"), pytest.param("smg", "consistent_hashing", marks=WITHOUT_SMG)]
+)
+def test_the_turns_of_a_conversation_go_to_one_engine(kind, policy, tmp_path):
+    servers = [ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine) for _ in range(2)]
+    router = Router(RouterConfig(kind=kind, options={"policy": policy}), KEY, tmp_path)
+    for server in servers:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        router.register(f"http://127.0.0.1:{server.server_address[1]}")
+
+    async def talk() -> dict[str, set[int]]:
+        client = EngineClient(router.url, [], api_key=KEY)
+        places: dict[str, set[int]] = {}
+        for _turn in range(3):
+            for session in map("sample-{}".format, range(24)):
+                answer = await client.generate({"input_ids": [1]}, session=session)
+                places.setdefault(session, set()).add(answer["port"])
+        await client.close()
+        return places
+
+    places = asyncio.run(talk())
+    router.stop()
+    for server in servers:
+        server.shutdown()
+    assert all(len(ports) == 1 for ports in places.values()), places
+    assert len(set.union(*places.values())) == 2
+
+
+def test_a_router_that_is_not_there_is_an_error():
+    with pytest.raises(EngineError, match="liveness"):
+        ExternalRouter(f"http://127.0.0.1:{free_port()}", KEY)
+
+
+def test_engines_listen_on_loopback_unless_the_router_is_elsewhere():
+    assert {local_address(ip) for ip in (None, "localhost", "127.0.0.1", "::1")} == {"127.0.0.1"}
 
 
 def test_free_ports_can_be_bound():

@@ -55,7 +55,7 @@ def gradients(actor: Any) -> dict[str, np.ndarray]:
 
 def same_on_all_ranks(actor: Any) -> bool:
     """Whether the weights are, bit by bit; under data parallelism alone."""
-    from colloid.weights.tensor_transport import checksum
+    from colloid.engines.checksums import tensor_checksum as checksum
 
     sums: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(sums, {name: checksum(tensor) for name, tensor in actor._parameters})

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from colloid.weights.tensor_transport import checksum
+from colloid.engines.checksums import tensor_checksum as checksum
 from tests.parallel.rollouts import TEMPERATURE, hf_loss, hf_model, make_rollout
 
 

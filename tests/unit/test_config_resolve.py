@@ -164,13 +164,25 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--update-weight-mode delta", ["not supported yet", "--update-weight-mode delta", "full"]),
+        (
+            "--update-weight-mode delta --update-weight-transport tensor",
+            ["--update-weight-mode delta", "disk", "tensor"],
+        ),
+        ("--update-weight-disk-dir d", ["--update-weight-disk-dir needs --update-weight-transport disk", "tensor"]),
+        ("--update-weight-delta-checksum blake3", ["checksum needs --update-weight-mode delta", "full"]),
+        ("--update-weight-transport nccl --device cpu", ["nccl needs CUDA", "--device cpu", "gloo"]),
+        ("--update-weight-mode delta --sglang-dtype bfloat16", ["bfloat16", "float32", "leave out --sglang-dtype"]),
         ("--group-rm", ["--group-rm", "--custom-rm-path"]),
         ("--custom-rm-path a.py b.py --custom-rm-weights 1", ["1 values for 2"]),
         ("--custom-rm-model-path m", ["--custom-rm-model-path m", "--custom-rm-path"]),
         ("--rm-type remote_rm", ["remote_rm", "--rm-url"]),
         ("--rm-url localhost:1", ["localhost:1", "http://"]),
-        ("--rollout-engine sglang", ["not supported yet", "--rollout-engine sglang"]),
+        ("--rollout-engine sglang --deterministic", ["--deterministic", "CUDA", "embedded"]),
+        ("--sglang-router-ip 10.0.0.1", ["--sglang-router-ip 10.0.0.1", "--sglang-router-port"]),
+        (
+            "--sglang-router-ip 10.0.0.1 --sglang-router-port 80 --router-policy random",
+            ["--router-policy", "runs already"],
+        ),
         ("--rm-type dapoo", ["dapoo", "dapo", "math"]),
         ("--disable-compute-advantages-and-returns", ["made of advantages", "--loss-type custom_loss or sft_loss"]),
         ("--router-retry-max-retries 3", ["--router-retry-max-retries", "retries are always off"]),

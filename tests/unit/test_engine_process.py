@@ -67,3 +67,24 @@ def test_stop_ends_a_child_and_its_output_is_kept(tmp_path, sleeper):
     failing._process.wait(20)
     assert failing.exit_code == 1
     assert "no_such_module_of_ours" in failing.log_tail()
+
+
+def test_stop_ends_what_the_child_has_started_in_turn(tmp_path, sleeper):
+    (tmp_path / "colloid_test_parent.py").write_text(
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-m', {sleeper!r}, sys.argv[1]])\n"
+        "time.sleep(60)\n"
+    )
+    process = ModuleProcess("colloid_test_parent", [str(tmp_path / "pid")], tmp_path / "log")
+    grandchild = _wait_for_file(tmp_path / "pid")
+    process.stop()
+    assert process.exit_code == -signal.SIGTERM
+    _wait_until_gone(grandchild)
+
+
+def test_another_interpreter_can_be_named(tmp_path, sleeper):
+    other = tmp_path / "python"
+    other.symlink_to(sys.executable)
+    process = ModuleProcess(sleeper, [str(tmp_path / "pid")], tmp_path / "log", python=str(other))
+    assert str(other) in Path(f"/proc/{_wait_for_file(tmp_path / 'pid')}/cmdline").read_text()
+    process.stop()

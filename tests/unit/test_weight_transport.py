@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colloid.engines.checksums import tensor_checksum as checksum
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
 from colloid.weights import tensor_transport
 from colloid.weights.buckets import ALIGNMENT, make_buckets
-from colloid.weights.tensor_transport import EngineUpdate, SharedBuffer, checksum
+from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.tensor_transport import SharedBuffer, TensorSender
 from tests.parallel.engine import RecordingEngine
 
 
@@ -31,7 +31,8 @@ def test_buckets_keep_order_and_bound_and_alignment(sizes, bound):
         assert bucket.size == ends[-1]
 
 
-def test_tensors_arrive_bit_by_bit_in_both_dtypes():
+def test_tensors_arrive_bit_by_bit_in_both_dtypes(tmp_path, monkeypatch):
+    monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", (tmp_path,))
     engine = RecordingEngine()
     tensors = {
         "a": torch.randn(3, 5),
@@ -39,10 +40,10 @@ def test_tensors_arrive_bit_by_bit_in_both_dtypes():
         "transposed": torch.randn(4, 6).t(),
         "scalar": torch.tensor(2.5),
     }
-    with EngineUpdate([EngineControl(engine.url, "key")], 3) as update:
-        for bucket in make_buckets(tensors.items(), 100):
-            update.send(bucket)
-        update.end(len(tensors))
+    sender = TensorSender(200, "retract")
+    sent = sender.send([EngineControl(engine.url, "key")], 3, iter(tensors.items()))
+    sender.close()
+    assert sent.num_tensors == len(tensors)
     engine.close()
     assert engine.problems == []
     assert {name: checksum(tensor) for name, tensor in engine.updates[0].items()} == {
@@ -50,7 +51,7 @@ def test_tensors_arrive_bit_by_bit_in_both_dtypes():
     }
     assert [path for path, _ in engine.calls][:2] == ["/pause_generation", "/begin_weight_update"]
     assert [path for path, _ in engine.calls][-2:] == ["/end_weight_update", "/continue_generation"]
-    assert not any(Path("/dev/shm").glob(tensor_transport.PREFIX + "*"))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_engine_that_refuses_to_begin_is_named_and_all_are_continued():

@@ -164,5 +164,10 @@ HOOKS = (
         None,
         "`(args, rollout_id, step_id, model, optimizer, opt_param_scheduler)`: called before an optimizer step.",
     ),
-    opt("--custom-update-weight-post-write-path", "str", None, "Called once weights are on disk.", **LATER),
+    opt(
+        "--custom-update-weight-post-write-path",
+        "str",
+        None,
+        "`(args, version_dir, rollout_engines)`: called once weights are on disk, before the engines read them.",
+    ),
 )

@@ -49,6 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--enable-deterministic-inference", action="store_true", help="check this machine's kernels")
     parser.add_argument("--enable-fp32-lm-head", action="store_true", help="logits in float32 in a bfloat16 model")
     parser.add_argument("--enable-return-routed-experts", action="store_true", help="answer return_routed_experts")
+    parser.add_argument("--weights-dir", help=f"where weights may be read from later; several with {os.pathsep!r}")
     parser.add_argument("--skip-tokenizer-init", action="store_true", help="token ids only")
     args = parser.parse_args(argv)
     for name, low, high in (
@@ -100,6 +101,7 @@ def build(args: argparse.Namespace) -> tuple[Engine, WeightStore, ServerInfo]:
         max_running_requests=args.max_running_requests,
         vocab_size=config.vocab_size,
         deterministic=args.enable_deterministic_inference,
+        weights_dirs=tuple(Path(place) for place in (args.weights_dir or "").split(os.pathsep) if place),
     )
     return engine, store, info
 

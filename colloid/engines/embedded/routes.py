@@ -16,6 +16,7 @@ from colloid.engines.contract import (
     WeightUpdateEnd,
     WeightUpdateStart,
 )
+from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate, GroupStart, group_name
 from colloid.engines.embedded.server import (
     HEALTH_GENERATE_SECONDS,
     EngineServer,
@@ -31,6 +32,7 @@ METRICS = (
     ("sglang:token_usage", "gauge", "Share of the cache in use", "token_usage"),
     ("sglang:generation_tokens_total", "counter", "Tokens generated", "generation_tokens_total"),
     ("sglang:prompt_tokens_total", "counter", "Prompt tokens computed", "prompt_tokens_total"),
+    ("sglang:realtime_tokens_total", "counter", "Tokens computed", "realtime_tokens_total"),
 )
 
 
@@ -55,6 +57,10 @@ class ControlRoutes:
             (("POST",), ("/continue_generation",), self.continue_generation),
             (("POST",), ("/begin_weight_update",), self.begin_weight_update),
             (("POST",), ("/update_weights_from_tensor",), self.update_weights_from_tensor),
+            (("POST",), ("/update_weights_from_disk",), self.update_weights_from_disk),
+            (("POST",), ("/update_weights_from_distributed",), self.update_weights_from_distributed),
+            (("POST",), ("/init_weights_update_group",), self.init_weights_update_group),
+            (("POST",), ("/destroy_weights_update_group",), self.destroy_weights_update_group),
             (("POST",), ("/end_weight_update",), self.end_weight_update),
             (either, ("/weights_checker",), self.weights_checker),
         ):
@@ -141,6 +147,7 @@ class ControlRoutes:
             "token_usage": used / self.engine.capacity_tokens,
             "generation_tokens_total": self.engine.tokens_generated,
             "prompt_tokens_total": self.engine.prompt_tokens_computed,
+            "realtime_tokens_total": self.engine.tokens_generated + self.engine.prompt_tokens_computed,
         }
 
     # ---- requests under way
@@ -191,6 +198,26 @@ class ControlRoutes:
         await self.worker.call(self.server.updates.receive, bucket)
         seconds = time.perf_counter() - started
         return json_response({"success": True, "num_tensors": len(bucket.tensors), "seconds": seconds})
+
+    async def update_weights_from_disk(self, request: web.Request) -> web.Response:
+        """`success` is false where parts of a delta are to be sent again."""
+        update, updates = DiskUpdate.from_json(await read_json(request)), self.server.updates
+        return json_response(await self.worker.call(lambda: updates.read(update, self.worker.is_paused)))
+
+    async def update_weights_from_distributed(self, request: web.Request) -> web.Response:
+        bucket = BroadcastBucket.from_json(await read_json(request))
+        await self.worker.call(self.server.updates.receive_broadcast, bucket)
+        return json_response({"success": True, "message": f"{len(bucket.tensors)} tensors"})
+
+    async def init_weights_update_group(self, request: web.Request) -> web.Response:
+        start = GroupStart.from_json(await read_json(request))
+        await self.worker.call(self.server.updates.groups.join, start)
+        return json_response({"success": True, "message": f"rank {start.rank} of {start.size} in {start.name}"})
+
+    async def destroy_weights_update_group(self, request: web.Request) -> web.Response:
+        name = group_name(await read_json(request))
+        await self.worker.call(self.server.updates.groups.leave, name)
+        return json_response({"success": True, "message": f"left {name}"})
 
     async def end_weight_update(self, request: web.Request) -> web.Response:
         end = WeightUpdateEnd.from_json(await read_json(request))

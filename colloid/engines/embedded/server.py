@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -41,6 +42,8 @@ class ServerInfo:
     max_running_requests: int
     vocab_size: int
     deterministic: bool
+    weights_dirs: tuple[Path, ...] = ()
+    """Where weights may be read from while the server lives."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +103,7 @@ class EngineServer:
 
     def __init__(self, worker: Worker, text: Text, store: WeightStore, info: ServerInfo, api_key: str | None = None):
         self.worker, self.text, self.store, self.info = worker, text, store, info
-        self.updates = WeightUpdates(worker.engine, store)
+        self.updates = WeightUpdates(worker.engine, store, info.weights_dirs)
         self._authorization = f"Bearer {api_key}".encode() if api_key else None
         self._generations: set[Generation] = set()
 

@@ -7,22 +7,17 @@ not of a copy that may have fallen behind.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
-import xxhash
 from safetensors import safe_open
 
+from colloid.engines.checksums import tensor_checksum
 from colloid.engines.embedded.linear import PackedLinear
 from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.slots import HEAD, LAYERS, Part, Slot, make_slots
 from colloid.errors import ConfigError, WeightSyncError
-
-
-def tensor_checksum(tensor: torch.Tensor) -> str:
-    """xxh3_128 (hexadecimal) of a tensor's raw little-endian bytes, row-major."""
-    return xxhash.xxh3_128_hexdigest(tensor.contiguous().view(torch.uint8).numpy())
 
 
 class WeightStore:
@@ -71,6 +66,36 @@ class WeightStore:
             raise WeightSyncError(f"{len(missing)} of {len(self._slot_of)} tensors are missing: {shown}")
         if self._tied_head_checksum not in (None, tensor_checksum(self.model.embedding)):
             raise WeightSyncError(f"{HEAD} differs from model.embed_tokens.weight, but the model ties them")
+
+    def check_patch(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Raises unless values of this dtype can be patched into that tensor, losing nothing."""
+        if name not in self._slot_of:
+            raise WeightSyncError(f"the model has no tensor {name!r}; it has {len(self._slot_of)}, {self._some()}")
+        slot, part = self._slot_of[name]
+        if shape != part.shape:
+            raise WeightSyncError(f"{name} has shape {list(shape)}, the model's is {list(part.shape)}")
+        if dtype.itemsize > slot.dtype.itemsize:
+            raise WeightSyncError(
+                f"{name} changes in {dtype}, but the model holds it in {slot.dtype}: send all weights"
+            )
+
+    def patch(self, names: list[str], patched: Callable[[str, torch.Tensor], torch.Tensor | None]) -> None:
+        """Replaces some tensors by what is made of their values; those for which that is None stay.
+
+        Args:
+            patched: `(name, current values)`, called once a name.
+        """
+        wanted: dict[int, tuple[Slot, list[str]]] = {}
+        for name in names:
+            slot = self._slot_of[name][0]
+            wanted.setdefault(id(slot), (slot, []))[1].append(name)
+        for slot, of_slot in wanted.values():
+            slot.staged = dict(self._unpack(slot))
+            for name in of_slot:
+                made = patched(name, slot.staged[name])
+                if made is not None:
+                    slot.staged[name] = made.to(slot.dtype, copy=True)
+            self._install(slot)
 
     def dense(self) -> Iterator[tuple[str, torch.Tensor]]:
         """(HF name, tensor in the engine's dtype) of every tensor, unpacked from what the model computes with.
@@ -126,14 +151,14 @@ def load_weights(store: WeightStore, model_path: str | Path) -> None:
     store.begin()
     try:
         for name, tensor in read_safetensors(model_path):
-            if not _is_unused(name, store.model.config.num_layers):
+            if not is_unused(name, store.model.config.num_layers):
                 store.receive(name, tensor)
         store.finish()
     except WeightSyncError as error:
         raise ConfigError(f"the weights in {model_path} do not fit its config.json: {error}") from error
 
 
-def _is_unused(name: str, num_layers: int) -> bool:
+def is_unused(name: str, num_layers: int) -> bool:
     """Stored RoPE frequencies, and the layers behind the last one, which predict further tokens (MTP)."""
     number = name.removeprefix(LAYERS).split(".")[0] if name.startswith(LAYERS) else "0"
     return name.endswith("rotary_emb.inv_freq") or int(number) >= num_layers
@@ -144,6 +169,8 @@ def read_safetensors(model_path: str | Path) -> Iterable[tuple[str, torch.Tensor
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        if any(Path(file).name != file for file in files):
+            raise ConfigError(f"{index} names files outside of its directory")
     elif (directory / "model.safetensors").is_file():
         files = ["model.safetensors"]
     else:

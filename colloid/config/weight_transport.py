@@ -1,0 +1,52 @@
+"""Which options of weight updates go together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from colloid.config import sglang
+
+if TYPE_CHECKING:
+    from colloid.config.args import Args
+
+_OF_DISK = ("update_weight_disk_dir", "update_weight_disk_keep_files", "custom_update_weight_post_write_path")
+_OF_DELTA = ("update_weight_local_checkpoint_dir", "update_weight_delta_encoding", "update_weight_delta_checksum")
+
+
+def _delta(args: Args) -> str | None:
+    transport = args.update_weight_transport
+    if args.update_weight_mode == "delta" and transport != "disk":
+        return (
+            f"--update-weight-mode delta goes through files: --update-weight-transport disk (or auto), not {transport}"
+        )
+    if args.update_weight_mode == "delta" and args.rollout_engine == "embedded":
+        precision = sglang.EMBEDDED_DTYPES.get(args.sglang_dtype) or args.params_dtype
+        if precision == "bfloat16" and args.params_dtype == "float32":
+            return (
+                f"--update-weight-mode delta: the engines hold {precision}, the trainer {args.params_dtype}, so that "
+                "changes cannot be applied to what they hold: leave out --sglang-dtype, or take --bf16"
+            )
+    return None
+
+
+def _unused(args: Args) -> str | None:
+    for names, option, wanted in (
+        (_OF_DISK, "update_weight_transport", "disk"),
+        (_OF_DELTA, "update_weight_mode", "delta"),
+    ):
+        given = [name for name in names if name in args.given]
+        if given and getattr(args, option) != wanted:
+            flag = f"--{option.replace('_', '-')}"
+            return f"--{given[0].replace('_', '-')} needs {flag} {wanted}, which is {getattr(args, option)}"
+    return None
+
+
+def _nccl(args: Args) -> str | None:
+    if args.update_weight_transport == "nccl" and (args.device == "cpu" or args.rollout_engine == "embedded"):
+        where = "--device cpu" if args.device == "cpu" else "--rollout-engine embedded"
+        return f"--update-weight-transport nccl needs CUDA on both sides, and there is {where}: take gloo, or tensor"
+    return None
+
+
+RULES: tuple[Callable[[Args], str | None], ...] = (_delta, _unused, _nccl)

@@ -1,0 +1,135 @@
+"""Starting one engine of a kind, and knowing when it serves.
+
+Two kinds speak the same HTTP: the embedded one, a module of this package that says in a file where it serves, and
+SGLang, which is told its port and asked for its health.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from colloid.engines import sglang
+from colloid.engines.process import ModuleProcess
+from colloid.errors import EngineError
+
+START_DEADLINE = {"embedded": 600.0, "sglang": 1700.0}
+"""Seconds until an engine must have loaded its model and serve."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What an engine needs to know.
+
+    `options` are command-line options of the engine without the leading dashes (`{"dtype": "float32"}`); True stands
+    for a flag without a value, a list for several values.
+    """
+
+    model_path: str
+    log_dir: Path
+    api_key: str
+    host: str = "127.0.0.1"
+    kind: str = "embedded"
+    options: dict[str, Any] = field(default_factory=dict)
+    python: str | None = None
+    """The interpreter that has SGLang; None: this process's own."""
+    first_gpu: int | None = None
+    """Of the first engine with CUDA; those of the others follow."""
+
+
+class LaunchedEngine:
+    """An engine process.
+
+    Args:
+        poll: its address once it serves, else None.
+        deadline: seconds that it may take until then.
+    """
+
+    def __init__(self, process: ModuleProcess, poll: Callable[[], str | None], deadline: float):
+        self.process = process
+        self._poll, self._seconds = poll, deadline
+        self._deadline = time.monotonic() + deadline
+
+    def wait_until_ready(self) -> str:
+        """Its address, once it serves.
+
+        Raises:
+            EngineError: the engine ended, or the deadline has passed.
+        """
+        process = self.process
+        while (url := self._poll()) is None:
+            if process.exit_code is not None:
+                raise EngineError(
+                    f"an engine ended with {process.exit_code} before it served; the end of its log, "
+                    f"{process.log_path}:\n{process.log_tail()}"
+                )
+            if time.monotonic() > self._deadline:
+                raise EngineError(
+                    f"an engine (pid {process.pid}) does not serve after {self._seconds:g} s; its log: "
+                    f"{process.log_path}"
+                )
+            time.sleep(0.05)
+        return url
+
+
+def launch_engine(config: EngineConfig, name: str, index: int = 0) -> LaunchedEngine:
+    """Starts an engine.
+
+    Args:
+        name: of its log file.
+        index: its number among the engines of the run.
+    """
+    config.log_dir.mkdir(parents=True, exist_ok=True)
+    launch = {"embedded": _launch_embedded, "sglang": _launch_sglang}[config.kind]
+    return launch(config, name, index)
+
+
+def command_line(options: dict[str, Any]) -> list[str]:
+    """`{"dtype": "float32", "flag": True, "ids": [1, 2]}` -> `--dtype float32 --flag --ids 1 2`."""
+    arguments: list[str] = []
+    for option, value in options.items():
+        values = [] if value is True else value if isinstance(value, (list, tuple)) else [value]
+        arguments += [f"--{option}", *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values)]
+    return arguments
+
+
+def _launch_embedded(config: EngineConfig, name: str, index: int) -> LaunchedEngine:
+    ready_file = config.log_dir / f"{name}.ready.json"
+    ready_file.unlink(missing_ok=True)
+    options = {
+        "model-path": config.model_path,
+        "host": config.host,
+        "port": 0,
+        "ready-file": str(ready_file),
+        **config.options,
+    }
+    process = ModuleProcess(
+        "colloid.engines.embedded",
+        command_line(options),
+        config.log_dir / f"{name}.log",
+        {"COLLOID_API_KEY": config.api_key, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+
+    def poll() -> str | None:
+        return json.loads(ready_file.read_text())["url"].rstrip("/") if ready_file.exists() else None
+
+    return LaunchedEngine(process, poll, START_DEADLINE["embedded"])
+
+
+def _launch_sglang(config: EngineConfig, name: str, index: int) -> LaunchedEngine:
+    server = sglang.plan(config.options, config.model_path, config.host, config.first_gpu, index)
+    log_path = config.log_dir / f"{name}.log"
+    log_path.touch(mode=0o600)  # SGLang prints its options, the key among them
+    key_file = sglang.write_key(config.log_dir / f"{name}.key.yaml", config.api_key)
+    process = ModuleProcess(
+        sglang.MODULE,
+        ["--config", str(key_file), *command_line(server.options)],
+        log_path,
+        server.environment,
+        python=config.python,
+    )
+    return LaunchedEngine(process, lambda: sglang.poll(server.url, config.api_key, key_file), START_DEADLINE["sglang"])

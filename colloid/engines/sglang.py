@@ -1,0 +1,114 @@
+"""The real SGLang as an engine: how its server is started. It runs in a process of its own, with the interpreter that
+has it; nothing here imports it.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from colloid.engines.control import EngineControl
+from colloid.engines.router import is_free
+from colloid.errors import EngineError
+
+MODULE = "sglang.launch_server"
+HEALTH_TIMEOUT = 5.0
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 20000
+"""Ray's workers are below."""
+PORT_ATTEMPTS = 100
+_given: set[int] = set()
+
+ALWAYS: dict[str, Any] = {
+    # An idle server without it keeps a core busy: its scheduler asks for requests in a loop.
+    "sleep-on-idle": True,
+    "skip-server-warmup": True,
+    "weight-version": "0",
+    # The client asks them whether tokens come, see colloid.rollout.client.
+    "enable-metrics": True,
+}
+ON_CPU: dict[str, Any] = {
+    "device": "cpu",
+    "attention-backend": "torch_native",
+    "sampling-backend": "pytorch",
+    "grammar-backend": "none",
+    "disable-overlap-schedule": True,
+    "cuda-graph-backend-decode": "disabled",
+    "cuda-graph-backend-prefill": "disabled",
+    "mem-fraction-static": 0.3,
+    "max-running-requests": 64,
+}
+"""What serves on a CPU without SGLang's own kernels; options that the user gave win."""
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """A server to be started."""
+
+    url: str
+    options: dict[str, Any]
+    environment: dict[str, str]
+
+
+def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | None, index: int) -> ServerPlan:
+    """What the server's command line and environment are.
+
+    Args:
+        options: of the command line, without dashes.
+        first_gpu: number of the first engine's first GPU; None: the engine is on the CPU.
+        index: the engine's number.
+    """
+    port = server_port(host)
+    cpu = first_gpu is None
+    chosen = {"model-path": model_path, "host": host, "port": port, **ALWAYS, **(ON_CPU if cpu else {}), **options}
+    environment = {"HF_HUB_OFFLINE": "1"}
+    if cpu:
+        environment |= {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+    else:
+        count = chosen.get("tp-size", 1)
+        gpus = range(first_gpu + index * count, first_gpu + (index + 1) * count)
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+    chosen = {name: value for name, value in chosen.items() if value is not False}
+    return ServerPlan(f"http://{host}:{port}", chosen, environment)
+
+
+def server_port(host: str) -> int:
+    """A free port for a server that binds it only once its model is loaded, minutes from now: not one of those that the
+    system gives to whoever asks for any.
+
+    Raises:
+        EngineError: there is none.
+    """
+    try:
+        first = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        first = 32768
+    ports = [port for port in range(LOWEST_PORT, first) if port not in _given] or list(range(first, 65536))
+    for port in random.sample(ports, min(len(ports), PORT_ATTEMPTS)):
+        if is_free(host, port):
+            _given.add(port)
+            return port
+    raise EngineError(
+        f"no free port for a server on {host}: {PORT_ATTEMPTS} between {ports[0]} and {ports[-1]} are taken"
+    )
+
+
+def write_key(path: Path, api_key: str) -> Path:
+    """The key as a configuration file of SGLang's that only this user can read: it shows in no process list."""
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(f'api-key: "{api_key}"\n')
+    return path
+
+
+def poll(url: str, api_key: str, key_file: Path) -> str | None:
+    """The address, if the server is healthy. The key's file is removed then."""
+    try:
+        EngineControl(url, api_key, timeout=HEALTH_TIMEOUT).get("/health")
+    except EngineError:
+        return None
+    key_file.unlink(missing_ok=True)
+    return url

@@ -1,0 +1,106 @@
+"""What every transport does around the weights themselves: pause -> begin -> … -> end -> continue, on all engines.
+
+Every engine that was paused is continued, whatever happens in between. An engine that missed a part refuses to
+generate until it gets a complete update.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from colloid.engines.control import EngineControl
+from colloid.errors import EngineError, WeightSyncError
+
+logger = logging.getLogger(__name__)
+
+Payload = dict[str, Any] | Callable[[int], dict[str, Any]]
+"""The body of a call, or what makes it of an engine's place in the list."""
+
+
+class EngineUpdate:
+    """One update of all engines to a version; a context in which they are paused.
+
+    Args:
+        engines: all are spoken to at the same time.
+        pause_mode: what becomes of running requests: `in_place`, `retract` or `abort`.
+        begins: whether tensors follow one by one; where an engine reads them itself there is no begin and no end.
+    """
+
+    def __init__(
+        self, engines: Sequence[EngineControl], version: int, pause_mode: str = "retract", *, begins: bool = True
+    ):
+        self.engines = list(engines)
+        self.version = {"weight_version": str(version)}
+        self._pause_mode, self._begins = pause_mode, begins
+        self._threads = ThreadPoolExecutor(max_workers=max(1, len(self.engines)), thread_name_prefix="weights")
+        self._begin = 0.0
+        self.seconds_paused = 0.0
+        """From the first engine's pause until all go on."""
+
+    def __enter__(self) -> EngineUpdate:
+        self._begin = time.monotonic()
+        try:
+            self.post("pause", "/pause_generation", {"mode": self._pause_mode})
+            if self._begins:
+                self.post("begin", "/begin_weight_update", self.version)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def post(
+        self, what: str, path: str, payload: Payload | None = None, among: Sequence[int] | None = None
+    ) -> list[dict[str, Any]]:
+        """Calls all engines, or those at some places in the list; returns their answers, in order.
+
+        Raises:
+            WeightSyncError: names the engines that failed.
+        """
+        return self.finish(what, self.start(path, payload, among))
+
+    def start(
+        self, path: str, payload: Payload | None = None, among: Sequence[int] | None = None
+    ) -> list[Future[dict[str, Any]]]:
+        """Calls engines without waiting for them; for `finish`."""
+        return [
+            self._threads.submit(self.engines[index].post, path, payload(index) if callable(payload) else payload)
+            for index in (range(len(self.engines)) if among is None else among)
+        ]
+
+    def finish(self, what: str, calls: list[Future[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Waits for calls that were started; like `post`."""
+        answers, failed = [], []
+        for call in calls:
+            try:
+                answers.append(call.result())
+            except EngineError as error:
+                failed.append(str(error))
+        if failed:
+            raise WeightSyncError(
+                f"weight update to version {self.version['weight_version']}, {what}: {len(failed)} of "
+                f"{len(self.engines)} engines failed: {'; '.join(failed)}"
+            )
+        return answers
+
+    def end(self, num_tensors: int) -> None:
+        """Has every engine check that it got `num_tensors` tensors, all of its own, and switch to the version."""
+        self.post("end", "/end_weight_update", self.version | {"num_tensors": num_tensors})
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.post("continue", "/continue_generation")
+        except WeightSyncError as failed:
+            # The first failure says more; an engine that is gone can't be continued either.
+            if error is None:
+                raise
+            logger.warning("%s", failed)
+        finally:
+            self.seconds_paused = time.monotonic() - self._begin
+            self._threads.shutdown()

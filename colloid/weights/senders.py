@@ -1,0 +1,107 @@
+"""How weights come to the engines: one interface over all transports.
+
+| transport | mode | how |
+|---|---|---|
+| tensor | full | a file in shared memory, bucket by bucket |
+| gloo, nccl | full | broadcast in a process group of trainer rank 0 and all engines |
+| disk | full | a Hugging Face directory, which the engines read |
+| disk | delta | what changed, in files; the engines apply it to what they hold |
+
+The same named tensors go through all of them. A sender belongs to the rank that has the tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from colloid.engines.control import EngineControl
+
+NamedTensors = Iterator[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What an update was."""
+
+    num_tensors: int
+    num_bytes: int
+    """That were moved to one engine."""
+    seconds_paused: float
+    num_weight_bytes: int | None = None
+    """All tensors', where fewer bytes were moved."""
+
+    @property
+    def share(self) -> float:
+        """Of the weights' bytes, how much was moved."""
+        return self.num_bytes / self.num_weight_bytes if self.num_weight_bytes else 1.0
+
+
+@dataclass(frozen=True)
+class SendOptions:
+    """What the senders need to know; the names are those of the options.
+
+    Attributes:
+        buffer_size: bytes of a bucket.
+        model_path: a Hugging Face directory, whose small files go with weights on disk.
+        disk_dir: where weights are written, one directory a version.
+        local_dir: the whole checkpoint that deltas are applied to, for engines that don't apply them.
+        post_write: `(version_dir, engines)`, called once weights are on disk.
+        engine: their kind, `embedded` or `sglang`.
+    """
+
+    transport: str
+    mode: str
+    buffer_size: int
+    pause_mode: str
+    model_path: Path
+    disk_dir: Path
+    keep_files: bool = False
+    local_dir: Path | None = None
+    delta_encoding: str = "xor"
+    delta_checksum: str = "xxh3-128"
+    post_write: Callable[[str, list[EngineControl]], Any] | None = None
+    engine: str = "embedded"
+
+
+class WeightSender(Protocol):
+    """Sends the weights of one rank, version after version."""
+
+    def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
+        """Brings all engines to a version. May leave `tensors` unfinished where it fails.
+
+        Raises:
+            WeightSyncError: names the engines that did not take it. None is left paused.
+        """
+        ...
+
+    def close(self) -> None:
+        """Gives back what it holds between updates."""
+        ...
+
+
+def make_sender(options: SendOptions) -> WeightSender:
+    """The sender that the options ask for."""
+    if options.mode == "delta":
+        from colloid.weights.delta_transport import DeltaSender
+
+        return DeltaSender(options)
+    if options.transport == "disk":
+        from colloid.weights.disk_transport import DiskSender
+
+        return DiskSender(options)
+    if options.transport in ("gloo", "nccl"):
+        from colloid.weights.broadcast_transport import BroadcastSender
+
+        return BroadcastSender(options.transport, options.buffer_size, options.pause_mode)
+    if options.engine == "sglang":
+        from colloid.weights.sglang_tensor import SGLangTensorSender
+
+        return SGLangTensorSender(options.buffer_size, options.pause_mode)
+    from colloid.weights.tensor_transport import TensorSender
+
+    return TensorSender(options.buffer_size, options.pause_mode)
