@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
-from colloid.weights.hf_loader import HFCheckpoint
 from colloid.engines.checksums import tensor_checksum as checksum
+from colloid.weights.hf_loader import HFCheckpoint
 from tests.parallel.reshard_cases import BUFFER
 
 pytestmark = pytest.mark.timeout(900)  # The first test waits for all ranks.

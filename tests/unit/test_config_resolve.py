@@ -164,7 +164,10 @@ def test_evaluation_settings_follow_the_rollout_unless_given():
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--update-weight-mode delta --update-weight-transport tensor", ["--update-weight-mode delta", "disk", "tensor"]),
+        (
+            "--update-weight-mode delta --update-weight-transport tensor",
+            ["--update-weight-mode delta", "disk", "tensor"],
+        ),
         ("--update-weight-disk-dir d", ["--update-weight-disk-dir needs --update-weight-transport disk", "tensor"]),
         ("--update-weight-delta-checksum blake3", ["checksum needs --update-weight-mode delta", "full"]),
         ("--update-weight-transport nccl --device cpu", ["nccl needs CUDA", "--device cpu", "gloo"]),
