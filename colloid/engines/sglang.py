@@ -67,12 +67,23 @@ def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | N
     environment = {"HF_HUB_OFFLINE": "1"}
     if cpu:
         environment |= {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
+        if chosen.get("tp-size", 1) > 1:
+            cores = sorted(os.sched_getaffinity(0))
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cores, chosen["tp-size"])
     else:
         count = chosen.get("tp-size", 1)
         gpus = range(first_gpu + index * count, first_gpu + (index + 1) * count)
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     chosen = {name: value for name, value in chosen.items() if value is not False}
     return ServerPlan(f"http://{host}:{port}", chosen, environment)
+
+
+def cores_of_ranks(cores: list[int], num_ranks: int) -> str:
+    """As SGLang takes them, which by itself gives each rank a NUMA node: `0-3|4-7`."""
+    count = len(cores)
+    shares = [cores[rank * count // num_ranks : (rank + 1) * count // num_ranks] for rank in range(num_ranks)]
+    shares = [share or [cores[rank % count]] for rank, share in enumerate(shares)]
+    return "|".join(f"{share[0]}-{share[-1]}" if len(share) > 1 else str(share[0]) for share in shares)
 
 
 def server_port(host: str) -> int:

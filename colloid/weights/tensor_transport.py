@@ -17,9 +17,10 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 import xxhash
 
+from colloid.engines.checksums import copy_hashed, raw_bytes
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
 from colloid.weights.buckets import Bucket, make_buckets
@@ -29,9 +30,6 @@ from colloid.weights.senders import NamedTensors, Sent
 PREFIX = "colloid-weights-"
 SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 """Where the file may lie, the first that has room."""
-
-
-PIECE_BYTES = 1 << 20
 
 
 class SharedBuffer:
@@ -53,15 +51,15 @@ class SharedBuffer:
             What an engine needs to read them: the file, names, dtypes, shapes, offsets, and the checksum of the whole.
         """
         self._reserve(bucket.size)
-        view = torch.frombuffer(self._memory, dtype=torch.uint8)
+        view = np.frombuffer(self._memory, np.uint8)
         hasher = xxhash.xxh3_128()
         described = []
         end = 0
         for name, tensor, offset in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True):
             view[end:offset] = 0
-            hasher.update(view[end:offset].numpy())
+            hasher.update(view[end:offset])
             end = offset + tensor.nbytes
-            _copy(view[offset:end], tensor, hasher)
+            copy_hashed(raw_bytes(tensor), view[offset:end], hasher)
             dtype = str(tensor.dtype).removeprefix("torch.")
             described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
         return {
@@ -99,15 +97,6 @@ class SharedBuffer:
                 self._memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
                 return
         raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
-
-
-def _copy(target: torch.Tensor, tensor: torch.Tensor, hasher: xxhash.xxh3_128) -> None:
-    """Copies a tensor's bytes, piece by piece, and takes each into the checksum while it is in the cache."""
-    flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-    for begin in range(0, len(flat), PIECE_BYTES):
-        piece = target[begin : begin + PIECE_BYTES]
-        piece.copy_(flat[begin : begin + PIECE_BYTES])
-        hasher.update(piece.numpy())
 
 
 def _remove_leftovers(directory: Path) -> None:

@@ -51,6 +51,13 @@ def test_a_server_on_a_cpu_is_told_so_and_what_the_user_gave_wins():
     assert "device" not in on_gpus.options and on_gpus.environment["CUDA_VISIBLE_DEVICES"] == "6,7"
 
 
+def test_the_cores_of_a_cpu_are_shared_among_ranks():
+    assert sglang.cores_of_ranks([0, 1, 2, 3], 2) == "0-1|2-3"
+    assert sglang.cores_of_ranks([4], 2) == "4|4"
+    with_ranks = sglang.plan({"tp-size": 2}, "/model", "127.0.0.1", None, 0).environment
+    assert "|" in with_ranks["SGLANG_CPU_OMP_THREADS_BIND"]
+
+
 def test_ports_are_not_those_that_the_system_gives_away():
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = [sglang.server_port("127.0.0.1") for _ in range(20)]
