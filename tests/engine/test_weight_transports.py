@@ -275,7 +275,7 @@ def test_an_engine_with_another_version_gets_all_weights(engines):
         engines.check()
 
 
-def test_files_are_kept_where_that_is_asked_for_and_the_hook_knows_them(engines, tmp_path):
+def test_kept_files_are_those_that_the_hook_knows(engines, tmp_path):
     calls = []
     place = engines.place / "weights" / "kept"
     options = engines.options("xor", disk_dir=place, keep_files=True, post_write=lambda *call: calls.append(call))

@@ -15,9 +15,8 @@ import pytest
 import torch
 
 import colloid.rollout
-from colloid.config import parse
 from colloid.data.sample import Sample
-from colloid.errors import ConfigError, HookError
+from colloid.errors import HookError
 from colloid.hook_kinds import KINDS
 from colloid.hooks import load_class, load_hook, load_hook_or_class
 
@@ -85,7 +84,7 @@ EFFECTS = {
     "megatron_init": "e2e/test_customization.py::test_functions_of_ones_own",
     "before_log_prob": "e2e/test_customization.py::test_functions_of_ones_own",
     "before_train_step": "e2e/test_customization.py::test_functions_of_ones_own",
-    "update_weight_post_write": "unit/test_hook_contracts.py::test_what_is_not_supported_yet_says_so",
+    "update_weight_post_write": "engine/test_weight_transports.py::test_kept_files_are_those_that_the_hook_knows",
 }
 """The test that shows what a hook of each kind does."""
 
@@ -189,13 +188,6 @@ def test_every_kind_has_a_signature_and_a_test_of_what_it_does():
         assert name in defined, f"{kind}: {place}"
 
 
-def test_what_is_not_supported_yet_says_so(write):
-    path = write("post_write.py", function("update_weight_post_write", "args, version_dir, rollout_engines", "f"))
-    option = KINDS["update_weight_post_write"].option
-    with pytest.raises(ConfigError, match=f"not supported yet: {option}"):
-        parse(["--dry-run", "--prompt-data", "x.jsonl", option, path], "train")
-
-
 def shown(kind):
     """The Python blocks of the sections that are about the option."""
     heads = re.findall(rf"^\| [^|]*`{re.escape(KINDS[kind].option)}`[^|]*\|", PAGE, re.MULTILINE)
@@ -206,7 +198,7 @@ def shown(kind):
     return re.findall(r"```python\n(.*?)```", section.group(1), re.DOTALL)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "update_weight_post_write"])
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_the_page_shows_a_file_that_is_found_as_it_stands(write, kind):
     (block,) = shown(kind)
     path = write(f"shown_{kind}.py", block)

@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONAL = {"sglang", "transformer_engine", "apex", "wandb"}
+OPTIONAL = {"sglang", "transformer_engine", "apex", "smg", "wandb"}
 """Of machines with CUDA, imported only where they are there; and of extras, imported only where an option asks."""
 
 
