@@ -95,6 +95,7 @@ class RolloutManager:
         self._turn = asyncio.Condition()
         self._making: set[asyncio.Task] = set()
         self._last_ended: int | None = None
+        self._made_any = False
         self._last_end: float | None = None
 
     def dataset_length(self) -> int:
@@ -209,7 +210,7 @@ class RolloutManager:
 
     async def _output(self, rollout_id: int) -> RolloutFnTrainOutput:
         """What the rollout function returns, checked; it waits to be trained."""
-        self._source.rollout_id = rollout_id
+        self._source.rollout_id, self._made_any = rollout_id, True
         output = await self._call(self._rollout_function, rollout_id, self._source, evaluation=False)
         if isinstance(output, list):
             output = RolloutFnTrainOutput(output)
@@ -323,6 +324,8 @@ class RolloutManager:
             self._dataset().close()
         if self._teacher is not None:
             await self._teacher.close()
+        if not self._made_any:  # A resumed run whose rollouts were finished already had nothing to read options for.
+            self._args.mark_read(*self._args.given)
         if self._context is not None:
             for kept in self._context.kept.values():
                 await kept.close()
