@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,7 @@ from colloid.engines.control import EngineControl
 from colloid.engines.fleet import Fleet
 from colloid.rollout.actor import fleet_config
 from colloid.rollout.client import EngineClient
-from colloid.weights.buckets import make_buckets
-from colloid.weights.tensor_transport import EngineUpdate
+from colloid.weights.tensor_transport import TensorSender
 
 REQUESTS, RUNNING, UPDATES = 40, 8, 3
 LENGTHS = [16 + 16 * (row % 5) for row in range(REQUESTS)]
@@ -33,9 +33,9 @@ class RecordingClient(EngineClient):
         super().__init__(*args, **kwargs)
         self.sent = []
 
-    async def _attempt(self, payload, name, scope):
+    async def _attempt(self, payload, *rest):
         self.sent.append(payload["rid"])
-        return await super()._attempt(payload, name, scope)
+        return await super()._attempt(payload, *rest)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +65,8 @@ def _changed(tensors, version):
 def _update(fleet, tensors, version, mode):
     """What the trainer does, in small buckets; seconds of the pause."""
     controls = [EngineControl(address.url, KEY) for address in fleet.addresses]
-    with EngineUpdate(controls, version, "retract" if mode == "drain" else mode) as update:
-        for bucket in make_buckets(_changed(tensors, version).items(), 40_000):
-            update.send(bucket)
-        update.end(update.num_tensors)
-    return update.seconds_paused
+    with closing(TensorSender(40_000, "retract" if mode == "drain" else mode)) as sender:
+        return sender.send(controls, version, iter(_changed(tensors, version).items())).seconds_paused
 
 
 def _tokens(fleet):

@@ -6,7 +6,7 @@ import json
 import os
 import resource
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -265,8 +265,8 @@ def test_an_engine_with_another_version_gets_all_weights(engines):
     total = sum(tensor.nbytes for tensor in engines.tensors.values())
     with sending(engines, "overwrite") as sender:
         engines.sync(sender)
-        other = make_sender(engines.options("tensor"))
-        other.send(engines.controls()[1:], 5000, iter(engines.tensors.items()))
+        with closing(make_sender(engines.options("tensor"))) as other:
+            other.send(engines.controls()[1:], 5000, iter(engines.tensors.items()))
         engines.change()
         assert engines.sync(sender).num_bytes == total
         engines.check()
