@@ -72,8 +72,7 @@ class GroupCollector:
         self._kept: list[Group] = []
         self._fillers: list[Group] = []
         self._surplus: list[Group] = []
-        self._running: dict[asyncio.Task[Group], Group] = {}
-        self._drawn_order: dict[int, int] = {}
+        self._running: dict[asyncio.Task[Group], Group] = {}  # in the order of drawing
         self.counts = RolloutCounts()
         self.decided: list[Group] = []
 
@@ -110,7 +109,6 @@ class GroupCollector:
                     group[:] = restart(group)
                     self.counts.stale += 1
                 self.counts.continued_samples += _partial_samples(group)
-                self._drawn_order[id(group)] = len(self._drawn_order)
                 self._running[asyncio.ensure_future(self._runner.run(group))] = group
                 self.counts.submitted += 1
         return bool(self._running)
@@ -119,10 +117,7 @@ class GroupCollector:
         """Waits for a running group (or all), and decides about the finished ones in the order of drawing."""
         when = asyncio.FIRST_EXCEPTION if wait_for_all else asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait(self._running, return_when=when)
-        finished = sorted(
-            ((self._drawn_order[id(self._running[task])], task) for task in done), key=lambda pair: pair[0]
-        )
-        for _, task in finished:
+        for task in [task for task in self._running if task in done]:
             drawn = self._running.pop(task)
             self._decide(task.result(), drawn)
 
