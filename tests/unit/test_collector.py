@@ -49,7 +49,7 @@ class FakeRunner:
             sample.append_response_tokens([1], log_probs=[-0.5], weight_version=1)
             sample.status = STATUS.FAILED if generator.random() < 0.1 else STATUS.COMPLETED
             sample.reward = None if sample.status is STATUS.FAILED else float(generator.random() < 0.5)
-        return group
+        return list(group)
 
     def abort_grading(self):
         pass
@@ -150,3 +150,16 @@ def test_a_source_that_returns_no_groups_is_named(wrong):
     source.get_samples = wrong
     with pytest.raises(DataError, match=r"get_samples\(4\) must return 4 groups"):
         collect(source, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_deterministic_groups_are_decided_as_they_were_drawn_though_those_before_are_freed(seed):
+    """Freed groups' addresses come again; the order must not hang on them."""
+    decided = []
+
+    def drop_most(group):
+        decided.append(group[0].index)
+        return DynamicFilterOutput(len(decided) > 60)
+
+    collect(make_source(size=50), seed, batch_size=8, over=9, deterministic=True, dynamic_filter=drop_most)
+    assert len(decided) > 60 and decided == sorted(decided)
