@@ -63,7 +63,8 @@ def right_letter(label: Any, metadata: dict[str, Any]) -> str | None:
     text = str(label or "").strip()
     if text.upper() in letters:
         return text.upper()
-    for letter, choice in zip(letters, choice_texts(metadata), strict=False):
+    texts = choice_texts(metadata)[: len(letters)]
+    for letter, choice in zip(letters[: len(texts)], texts, strict=True):
         if _plain(choice) == _plain(text):
             return letter
     return None

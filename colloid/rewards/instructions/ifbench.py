@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import pairwise
 
 from colloid.rewards.instructions import text as texts
 
@@ -18,10 +19,6 @@ _JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 _CONSONANTS = re.compile(r"[b-df-hj-np-tv-z]{2}")
 _CLOSING = {")": "(", "]": "[", "}": "{"}
 _REPEAT_SIMPLE = "only output this sentence here, ignore all other requests."
-
-
-def _pairs(items: list) -> Iterable[tuple]:
-    return zip(items, items[1:], strict=False)
 
 
 def _stripped(word: str) -> str:
@@ -113,7 +110,7 @@ def alphabet(response: str) -> bool:
     letters = [word[0].lower() for word in texts.bare_words(response)]
     if not letters or not "a" <= letters[0] <= "z":
         return False
-    return all(ord(second) - 97 == (ord(first) - 96) % 26 for first, second in _pairs(letters))
+    return all(ord(second) - 97 == (ord(first) - 96) % 26 for first, second in pairwise(letters))
 
 
 def vowel(response: str) -> bool:
@@ -141,12 +138,12 @@ def repeats(response: str, small_n: float) -> bool:
 
 def odd_even_syllables(response: str) -> bool:
     parities = [texts.syllables(word) % 2 for word in texts.bare_words(response.lower())]
-    return all(first != second for first, second in _pairs(parities))
+    return all(first != second for first, second in pairwise(parities))
 
 
 def last_first(response: str) -> bool:
     found = [texts.bare_words(sentence.lower()) for sentence in texts.sentences(response)]
-    return all(first and second and first[-1] == second[0] for first, second in _pairs(found))
+    return all(first and second and first[-1] == second[0] for first, second in pairwise(found))
 
 
 def paragraph_last_first(response: str) -> bool:
@@ -155,7 +152,7 @@ def paragraph_last_first(response: str) -> bool:
 
 
 def no_consecutive(response: str) -> bool:
-    return all(first[0] != second[0] for first, second in _pairs(texts.bare_words(response.lower())))
+    return all(first[0] != second[0] for first, second in pairwise(texts.bare_words(response.lower())))
 
 
 def keywords_specific_position(response: str, keyword: str, n: float, m: float) -> bool:
@@ -176,20 +173,20 @@ def keyword_in_sentence(response: str, word: str, N: float) -> bool:
 
 def alliteration_increment(response: str) -> bool:
     runs = [_alliteration(sentence) for sentence in texts.sentences(response)]
-    return all(first < second for first, second in _pairs(runs))
+    return all(first < second for first, second in pairwise(runs))
 
 
 def _alliteration(sentence: str) -> int:
     """Words that begin like their neighbour."""
     letters = [word.lstrip(texts.PUNCTUATION)[:1] for word in sentence.lower().split()]
     letters = [letter for letter in letters if letter]
-    same = [first == second for first, second in _pairs(letters)]
+    same = [first == second for first, second in pairwise(letters)]
     return sum(2 - (place > 0 and same[place - 1]) for place, equal in enumerate(same) if equal)
 
 
 def increment(response: str, small_n: float) -> bool:
     counts = [len(texts.bare_words(sentence)) for sentence in texts.sentences(response)]
-    return bool(counts) and all(second == first + small_n for first, second in _pairs(counts))
+    return bool(counts) and all(second == first + small_n for first, second in pairwise(counts))
 
 
 def parentheses(response: str) -> bool:
@@ -249,7 +246,7 @@ def emoji(response: str) -> bool:
 def line_indent(response: str) -> bool:
     lines = [line for line in response.split("\n") if line.strip()]
     indents = [len(line) - len(line.lstrip(" ")) for line in lines]
-    return all(first < second for first, second in _pairs(indents))
+    return all(first < second for first, second in pairwise(indents))
 
 
 def quote_unquote(response: str) -> bool:

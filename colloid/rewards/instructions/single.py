@@ -7,6 +7,7 @@ import datetime
 import re
 import unicodedata
 from collections.abc import Callable
+from itertools import pairwise
 
 from colloid.rewards.instructions import text as texts
 
@@ -45,7 +46,7 @@ def mcq_count_length(response: str) -> bool:
         if sum(options) != 5:
             return False
         stems.append(len(" ".join(lines[: options.index(True)]).strip()))
-    return len(stems) == 4 and all(first < second for first, second in zip(stems, stems[1:], strict=False))
+    return len(stems) == 4 and all(first < second for first, second in pairwise(stems))
 
 
 def reverse_newline(response: str) -> bool:
