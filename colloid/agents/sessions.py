@@ -30,8 +30,6 @@ from colloid.errors import DataError, HookError
 
 MESSAGES = "messages"
 """In the metadata of a sample: its conversation, as the agent sent it, with the last answer."""
-REWRITTEN = "rewritten_turns"
-"""As in colloid/rollout/conversation.py."""
 RUN_TIMEOUT = 600.0
 """Seconds that `Session.run` gives a function, unless told otherwise."""
 
@@ -130,8 +128,6 @@ class Session:
             )
         sample.status = self._status
         sample.metadata[MESSAGES] = self.messages
-        if self._ledger.num_rewritten:
-            sample.metadata[REWRITTEN] = self._ledger.num_rewritten
         return self._ledger.samples(sample)
 
     async def complete(self, request: ChatRequest) -> Answer:

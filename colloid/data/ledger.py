@@ -25,17 +25,20 @@ Invariants:
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from colloid.data.groups import copy_sample
 from colloid.data.prompts import Messages
 from colloid.data.sample import Sample
 from colloid.data.turns import TurnRenderer, as_object
 
 FORKED = "forked"
 """In the metadata of a sample: it is a branch that the rollout left. It has the reward of the rollout's last one."""
+REWRITTEN = "rewritten_turns"
+"""In the metadata of a sample: turns before which the chat template would show the history otherwise by now (it drops
+thoughts, say). They were sampled, and are trained, with the history as it was sampled."""
 
 
 @dataclass(frozen=True)
@@ -180,12 +183,15 @@ class TokenLedger:
 
         The one that was recorded last is `sample` itself, whose tokens, mask, log-probs and versions are set. The
         others are copies of it, `FORKED` in their metadata. They share its `rollout_id`, and so weigh as one rollout.
+        Where a turn's request was `rewritten`, the metadata says how many were (`REWRITTEN`).
 
         Raises:
             ValueError: nothing was recorded, or some turns have log-probs and others not.
         """
         if self._last is None:
             raise ValueError(f"no turn of sample {sample.index} was recorded")
+        if self.num_rewritten:
+            sample.metadata[REWRITTEN] = self.num_rewritten
         if len(self._branches) > 1 and sample.rollout_id is None:
             sample.rollout_id = sample.index
         made = []
@@ -269,15 +275,13 @@ def _canonical(value: Any) -> str:
 
 def _common(recorded: list[Any], keys: tuple[Any, ...]) -> int:
     """How many messages from the first on are the same."""
-    count = 0
-    for one, other in zip(recorded, keys):  # noqa: B905  one is the longer
-        if not (other in one if isinstance(one, frozenset) else one == other):
-            break
-        count += 1
-    return count
+    most = min(len(recorded), len(keys))
+    pairs = zip(recorded[:most], keys[:most], strict=True)
+    same = (key in one if isinstance(one, frozenset) else one == key for one, key in pairs)
+    return next((number for number, agrees in enumerate(same) if not agrees), most)
 
 
 def _copy(sample: Sample) -> Sample:
-    other = copy.deepcopy(sample)
+    other = copy_sample(sample)
     other.metadata[FORKED] = True
     return other

@@ -26,9 +26,6 @@ from colloid.rollout.options import SamplingOptions, request_seed
 
 TEXT_ONLY = "text_only"
 """In the metadata of a sample: its response was not sampled here, so it has no log-probs of the engine."""
-REWRITTEN = "rewritten_turns"
-"""In the metadata of a sample: turns before which the chat template would show the history otherwise by now (it drops
-thoughts, say). They were sampled, and are trained, with the history as it was sampled."""
 MESSAGES = "messages"
 """In the metadata of a sample: its conversation, where a function appended messages to the sample's prompt."""
 
@@ -85,8 +82,6 @@ class Recording:
                 )
             if sample.status is Status.PENDING:
                 sample.status = self.status
-            if self.ledger.num_rewritten:
-                sample.metadata[REWRITTEN] = self.ledger.num_rewritten
             response = sample.response
             samples = self.ledger.samples(sample)
             sample.response = response or sample.response

@@ -7,9 +7,9 @@ import logging
 import numpy as np
 
 from colloid.data.batch import RolloutBatch
-from colloid.data.ledger import FORKED
+from colloid.data.ledger import FORKED, REWRITTEN
 from colloid.data.sample import Sample, Status
-from colloid.rollout.conversation import REWRITTEN, TEXT_ONLY
+from colloid.rollout.conversation import TEXT_ONLY
 from colloid.rollout.filters import TOLERANCE
 
 logger = logging.getLogger(__name__)
