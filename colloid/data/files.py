@@ -7,6 +7,7 @@ new reader that is given it goes on with exactly the next row.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ def open_rows(file: PromptFile, columns: Columns, position: Position | None = No
     return {"jsonl": JsonLines, "parquet": Parquet, "datasets": SavedDataset}[file.kind](file, columns, position)
 
 
-class RowReader(Iterator[RawRow]):
+class RowReader(Iterator[RawRow], ABC):
     """The rows of one slice, in order."""
 
     def __init__(self, file: PromptFile, columns: Columns, position: Position | None = None):
@@ -75,19 +76,21 @@ class RowReader(Iterator[RawRow]):
         """Of the next row; `row` counts the file's rows from 0."""
         return {"row": self._row}
 
+    @abstractmethod
     def num_rows(self) -> int:
         """Rows of the whole file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """Closes the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _seek(self, position: Position) -> None:
-        raise NotImplementedError
+        """The next row is the one at `position`."""
 
+    @abstractmethod
     def _read(self) -> RawRow:
-        raise NotImplementedError
+        """The next row of the file. Raises StopIteration at its end."""
 
 
 class JsonLines(RowReader):
@@ -159,12 +162,13 @@ class _Columnar(RowReader):
         wanted = {name for name, _ in self._columns.required} | set(self._columns.optional)
         return [name for name in names if name in wanted]
 
+    @abstractmethod
     def _names(self) -> list[str]:
-        raise NotImplementedError
+        """The file's columns."""
 
+    @abstractmethod
     def _record_batches(self, start: int, names: list[str]) -> Iterator[Any]:
         """`pyarrow.RecordBatch`es of small size, from row `start` on."""
-        raise NotImplementedError
 
 
 class Parquet(_Columnar):
