@@ -73,12 +73,8 @@ class Fleet:
     def check(self) -> None:
         """Raises `EngineError` where an engine or the router has ended."""
         for engine, address in zip(self._engines, self.addresses, strict=True):
-            process = engine.process
-            if process.exit_code is not None:
-                raise EngineError(
-                    f"engine {address.url} (pid {process.pid}) ended with {process.exit_code}; the end of its log, "
-                    f"{process.log_path}:\n{process.log_tail()}"
-                )
+            if engine.process.exit_code is not None:
+                raise EngineError(f"engine {address.url} (pid {engine.process.pid}) {engine.how_it_ended()}")
         if self._router is not None and self._router.exit_code is not None:
             raise EngineError(f"the router {self._router.url} ended with {self._router.exit_code}")
 

@@ -31,7 +31,7 @@ class EngineConfig:
 
     model_path: str
     log_dir: Path
-    api_key: str
+    api_key: str = field(repr=False)
     host: str = "127.0.0.1"
     kind: str = "embedded"
     options: dict[str, Any] = field(default_factory=dict)
@@ -47,11 +47,12 @@ class LaunchedEngine:
     Args:
         poll: its address once it serves, else None.
         deadline: seconds that it may take until then.
+        api_key: kept out of errors, as SGLang's log has it.
     """
 
-    def __init__(self, process: ModuleProcess, poll: Callable[[], str | None], deadline: float):
+    def __init__(self, process: ModuleProcess, poll: Callable[[], str | None], deadline: float, api_key: str):
         self.process = process
-        self._poll, self._seconds = poll, deadline
+        self._poll, self._seconds, self._api_key = poll, deadline, api_key
         self._deadline = time.monotonic() + deadline
 
     def wait_until_ready(self) -> str:
@@ -63,10 +64,7 @@ class LaunchedEngine:
         process = self.process
         while (url := self._poll()) is None:
             if process.exit_code is not None:
-                raise EngineError(
-                    f"an engine ended with {process.exit_code} before it served; the end of its log, "
-                    f"{process.log_path}:\n{process.log_tail()}"
-                )
+                raise EngineError(f"an engine {self.how_it_ended('before it served')}")
             if time.monotonic() > self._deadline:
                 raise EngineError(
                     f"an engine (pid {process.pid}) does not serve after {self._seconds:g} s; its log: "
@@ -74,6 +72,13 @@ class LaunchedEngine:
                 )
             time.sleep(0.05)
         return url
+
+    def how_it_ended(self, when: str = "") -> str:
+        """`ended with …` and the end of its log."""
+        process = self.process
+        log = process.log_tail().replace(self._api_key, "***")
+        code = f"{process.exit_code}{' ' if when else ''}{when}"
+        return f"ended with {code}; the end of its log, {process.log_path}:\n{log}"
 
 
 def launch_engine(config: EngineConfig, name: str, index: int = 0) -> LaunchedEngine:
@@ -117,7 +122,7 @@ def _launch_embedded(config: EngineConfig, name: str, index: int) -> LaunchedEng
     def poll() -> str | None:
         return json.loads(ready_file.read_text())["url"].rstrip("/") if ready_file.exists() else None
 
-    return LaunchedEngine(process, poll, START_DEADLINE["embedded"])
+    return LaunchedEngine(process, poll, START_DEADLINE["embedded"], config.api_key)
 
 
 def _launch_sglang(config: EngineConfig, name: str, index: int) -> LaunchedEngine:
@@ -132,4 +137,11 @@ def _launch_sglang(config: EngineConfig, name: str, index: int) -> LaunchedEngin
         server.environment,
         python=config.python,
     )
-    return LaunchedEngine(process, lambda: sglang.poll(server.url, config.api_key, key_file), START_DEADLINE["sglang"])
+
+    def poll() -> str | None:
+        url = sglang.poll(server.url, config.api_key)
+        if url is not None or process.exit_code is not None:
+            key_file.unlink(missing_ok=True)  # it has been read, or never will be
+        return url
+
+    return LaunchedEngine(process, poll, START_DEADLINE["sglang"], config.api_key)

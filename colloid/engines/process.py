@@ -7,6 +7,7 @@ serves -> `stop` sends SIGTERM, and SIGKILL after a grace period, to all that it
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -15,6 +16,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+logger = logging.getLogger(__name__)
+
+KILLED_DEADLINE = 10.0
+"""Seconds until a process that was killed must have ended."""
 _spawner: ThreadPoolExecutor | None = None
 
 # Runs in the child before its program. A parent that died before prctl shows as another parent id.
@@ -93,4 +98,7 @@ class ModuleProcess:
                 break
             time.sleep(0.02)
         os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(10)
+        try:
+            self._process.wait(KILLED_DEADLINE)
+        except subprocess.TimeoutExpired:  # those that are to be stopped after it still are
+            logger.warning("%s (pid %d) has not ended %g s after SIGKILL", self.module, self.pid, KILLED_DEADLINE)

@@ -115,11 +115,10 @@ def write_key(path: Path, api_key: str) -> Path:
     return path
 
 
-def poll(url: str, api_key: str, key_file: Path) -> str | None:
-    """The address, if the server is healthy. The key's file is removed then."""
+def poll(url: str, api_key: str) -> str | None:
+    """The address, if the server is healthy."""
     try:
         EngineControl(url, api_key, timeout=HEALTH_TIMEOUT).get("/health")
     except EngineError:
         return None
-    key_file.unlink(missing_ok=True)
     return url

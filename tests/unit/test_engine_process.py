@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from colloid.engines import sglang
+from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.engines.process import ModuleProcess
+from colloid.errors import EngineError
 
 SLEEPER = "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(60)\n"
 
@@ -88,3 +91,16 @@ def test_another_interpreter_can_be_named(tmp_path, sleeper):
     process = ModuleProcess(sleeper, [str(tmp_path / "pid")], tmp_path / "log", python=str(other))
     assert str(other) in Path(f"/proc/{_wait_for_file(tmp_path / 'pid')}/cmdline").read_text()
     process.stop()
+
+
+def test_a_server_that_ends_early_is_said_to_without_its_key_and_the_keys_file_goes(tmp_path, monkeypatch):
+    (tmp_path / "colloid_test_server.py").write_text(
+        "import pathlib, sys\nprint(pathlib.Path(sys.argv[2]).read_text())\nsys.exit(3)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(Path.cwd())]))
+    monkeypatch.setattr(sglang, "MODULE", "colloid_test_server")
+    config = EngineConfig("model", tmp_path / "logs", "a-secret", kind="sglang")
+    with pytest.raises(EngineError, match=r'ended with 3 before it served; the end of its log.*\n.*api-key: "\*\*\*"'):
+        launch_engine(config, "engine").wait_until_ready()
+    assert [path.name for path in config.log_dir.iterdir()] == ["engine.log"]
+    assert "a-secret" not in repr(config)
