@@ -21,7 +21,10 @@ import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 from colloid.data.prompts import Messages
 from colloid.errors import DataError
@@ -210,15 +213,16 @@ def _tokenise(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> tuple[
     one by one, as in generation, where the prompt's tokens are there first.
     """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    edges = {edge for span in spans for edge in span}
-    offsets = encoded["offset_mapping"]
-    if not any(start < edge < end for start, end in offsets for edge in edges):
-        inside = [any(low <= start and end <= high for low, high in spans) for start, end in offsets]
-        return list(encoded["input_ids"]), [int(one) for one in inside]
+    starts, ends = np.asarray(encoded["offset_mapping"], dtype=np.int64).reshape(-1, 2).T
+    bounds = np.unique([0, len(text), *(edge for span in spans for edge in span)])
+    # Of each token the stretch between two bounds in which it begins.
+    stretch = np.searchsorted(bounds[1:], starts, side="right")
+    if (ends <= np.append(bounds[1:], len(text))[stretch]).all():
+        trained = [pair in spans for pair in pairwise(bounds.tolist())]
+        return list(encoded["input_ids"]), np.asarray([*trained, False])[stretch].astype(int).tolist()
     ids: list[int] = []
     mask: list[int] = []
-    bounds = sorted({0, len(text), *edges})
-    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+    for low, high in pairwise(bounds.tolist()):
         part = tokenizer(text[low:high], add_special_tokens=False)["input_ids"]
         ids += part
         mask += [int((low, high) in spans)] * len(part)
