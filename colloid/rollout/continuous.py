@@ -15,12 +15,14 @@ Invariants:
    with them is stopped for that, not finished in vain.
 3. Each drawn group is ready, running, handed out, or dropped by the filter: and in flight for the data source until
    then, so that a checkpoint holds it.
+4. It ends: between two hand-outs the filter drops, and generate functions give up, at most `MAX_DRAWS` batches each.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from colloid.data.groups import Group, flatten, is_finished
@@ -29,6 +31,7 @@ from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestScope
 from colloid.rollout.context import RolloutContext, current_context
 from colloid.rollout.filters import load_filter
+from colloid.rollout.generate import first_index
 from colloid.rollout.group_hooks import call_group_hooks
 from colloid.rollout.options import MAX_DRAWS, training_sampling
 from colloid.rollout.runner import GroupRunner
@@ -38,6 +41,18 @@ from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnT
 
 STREAM = "continuous"
 """Its name among what a context keeps between rollouts."""
+
+
+@dataclass
+class _Running:
+    """A group that is being made."""
+
+    group: Group
+    """As it was drawn."""
+    started_at: int | None
+    """The oldest version that its tokens can have; None: unknown."""
+    scope: RequestScope | None = None
+    """Of its requests; None: it has not begun."""
 
 
 class GroupStream:
@@ -69,14 +84,13 @@ class GroupStream:
         self._batch_size = batch_size
         self._versions = versions
         self._filter = dynamic_filter
-        self._running: dict[asyncio.Task[Group], Group] = {}
-        self._scopes: dict[int, RequestScope] = {}
-        self._started_at: dict[int, int | None] = {}
+        self._running: dict[asyncio.Task[Group], _Running] = {}
         self._ready: list[Group] = []
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._closed = False
         self._next = versions.rollout_id
+        self._given_up = 0
         self.counts = RolloutCounts()
         self.decided: list[Group] = []
 
@@ -94,7 +108,8 @@ class GroupStream:
         """The next `batch_size` groups that are ready, the oldest first, when there are as many.
 
         Raises:
-            HookError: the dynamic filter dropped `MAX_DRAWS` times as many since the last hand-out.
+            HookError: since the last hand-out the dynamic filter dropped, or generate functions gave up, `MAX_DRAWS`
+                times as many; or a hook cancelled its group.
             EngineError: see `EngineClient.generate`.
         """
         self._next = self._versions.rollout_id
@@ -110,10 +125,11 @@ class GroupStream:
                 )
             self._changed.clear()
             await self._changed.wait()
-        self._ready.sort(key=_first_index)
+        self._ready.sort(key=first_index)
         taken, self._ready = self._ready[: self._batch_size], self._ready[self._batch_size :]
         self.counts.carried = self.num_outstanding
         self._next += 1
+        self._given_up = 0
         self._fill()
         return taken
 
@@ -121,9 +137,8 @@ class GroupStream:
         """The engines hold a newer version: groups may be started that would have been too old before."""
         try:
             self._fill()
-        except BaseException as error:  # raised where somebody waits: in `take`
-            self._failure = error
-            self._changed.set()
+        except BaseException as error:
+            self._fail(error)
 
     async def close(self) -> None:
         """Ends all that is running."""
@@ -144,32 +159,42 @@ class GroupStream:
 
     def _start(self, group: Group) -> None:
         known = [self._versions.engines, *(oldest_version(sample) for sample in flatten(group))]
-        self._started_at[id(group)] = min((version for version in known if version is not None), default=None)
-        task = asyncio.ensure_future(self._run(group))
-        self._running[task] = group
+        running = _Running(group, min((version for version in known if version is not None), default=None))
+        task = asyncio.ensure_future(self._run(running))
+        self._running[task] = running
         task.add_done_callback(self._on_end)
 
-    async def _run(self, group: Group) -> Group:
-        with self._client.scope() as scope:
-            self._scopes[id(group)] = scope
-            return await self._make_runner(scope).run(group)
+    async def _run(self, running: _Running) -> Group:
+        with self._client.scope() as running.scope:
+            return await self._make_runner(running.scope).run(running.group)
 
     def _on_end(self, task: asyncio.Task[Group]) -> None:
-        drawn = self._running.pop(task)
-        self._scopes.pop(id(drawn), None)
-        self._started_at.pop(id(drawn), None)
-        if self._closed or task.cancelled():
+        ended = self._running.pop(task)
+        if self._closed:
             return
         try:
-            self._decide(task.result(), drawn)
+            if task.cancelled():  # by nothing here, and without a word `take` might wait for it for ever
+                raise HookError(
+                    f"the group of sample {first_index(ended.group)} was cancelled by one of its hooks: it raised "
+                    "asyncio.CancelledError, or let one pass"
+                )
+            self._decide(task.result(), ended)
             self._fill()
-        except BaseException as error:  # raised where somebody waits: in `take`
-            self._failure = error
+        except BaseException as error:
+            self._fail(error)
         self._changed.set()
 
-    def _decide(self, group: Group, drawn: Group) -> None:
-        if not is_finished(group):  # It was stopped for being too old, or a generate function gave it up.
+    def _fail(self, error: BaseException) -> None:
+        """The first failure is raised where somebody waits: in `take`."""
+        self._failure = self._failure or error
+        self._changed.set()
+
+    def _decide(self, group: Group, ended: _Running) -> None:
+        drawn = ended.group
+        if not is_finished(group):
             self.counts.aborted += 1
+            if not ended.scope.aborted:  # else it was stopped for being too old
+                self._count_given_up()
             self._restart(group, drawn)
             return
         if is_stale(group, self._versions.oldest):  # It had ended when it was to be stopped, and was then judged.
@@ -183,10 +208,18 @@ class GroupStream:
         if verdict.keep:
             self._ready.append(group)
             return
-        self.counts.filtered += 1
-        reason = verdict.reason or "filtered"
-        self.counts.reasons[reason] = self.counts.reasons.get(reason, 0) + 1
+        self.counts.add_filtered(verdict.reason)
         mark_consumed(self._source, [drawn])
+
+    def _count_given_up(self) -> None:
+        self._given_up += 1
+        if self._given_up >= MAX_DRAWS * self._batch_size:
+            raise HookError(
+                f"{self._given_up} times since the last rollout was handed out a group ended with samples that were "
+                f"given up (status ABORTED), and {len(self._ready)} of the {self._batch_size} needed are ready. Let "
+                "the generate function (--custom-generate-function-path) set ABORTED only where an answer was cut "
+                'short (finish_reason "abort"), and FAILED where a sample cannot be made'
+            )
 
     def _restart(self, group: Group, drawn: Group) -> None:
         drawn[:] = restart(group)
@@ -201,9 +234,8 @@ class GroupStream:
         self.counts.stale += len(stale)
         for group in stale:
             self._restart(group, group)
-        for group in list(self._running.values()):
-            started = self._started_at.get(id(group))
-            scope = self._scopes.get(id(group))
+        for running in list(self._running.values()):
+            started, scope = running.started_at, running.scope
             if None not in (oldest, started, scope) and started < oldest and not scope.aborted:
                 self.counts.stale += 1
                 await self._client.abort(scope)
@@ -218,7 +250,7 @@ async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluat
         return await evaluate_sets(context, rollout_id)
     stream = context.kept.get(STREAM) or context.kept.setdefault(STREAM, _make_stream(context, data_source))
     groups = await stream.take()
-    counts, decided = stream.counts, sorted(stream.decided, key=_first_index)
+    counts, decided = stream.counts, sorted(stream.decided, key=first_index)
     stream.counts, stream.decided = RolloutCounts(), []
     await asyncio.to_thread(call_group_hooks, args, groups, decided, data_source)
     return RolloutFnTrainOutput(groups, counts.metrics())
@@ -235,8 +267,3 @@ def _make_stream(context: RolloutContext, source: Any) -> GroupStream:
         versions=context.versions,
         dynamic_filter=load_filter(path, args) if path else None,
     )
-
-
-def _first_index(group: Group) -> int:
-    index = group[0].index
-    return -1 if index is None else index

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from colloid.data.groups import Group
 from colloid.data.sample import Sample, Status
 from colloid.errors import HookError
 from colloid.rollout.context import EvalSet, RolloutContext
@@ -19,7 +20,7 @@ from colloid.rollout.grading import Grader
 from colloid.rollout.options import evaluation_sampling
 from colloid.rollout.runner import check_not_all_failed, gather_or_cancel
 from colloid.rollout.scores import category_ratios, graded_reward, pass_rates
-from colloid.rollout.types import Group, RolloutFnEvalOutput
+from colloid.rollout.types import RolloutFnEvalOutput
 
 
 async def evaluate_sets(context: RolloutContext, rollout_id: int) -> RolloutFnEvalOutput:

@@ -93,7 +93,7 @@ class GroupCollector:
             await asyncio.gather(*self._running, return_exceptions=True)
         self._fill()
         self._give_back()
-        return sorted(self._kept, key=_first_index)
+        return sorted(self._kept, key=first_index)
 
     def _missing(self) -> int:
         return self._options.batch_size - len(self._kept)
@@ -136,9 +136,7 @@ class GroupCollector:
         if verdict.keep:
             self._kept.append(group)
             return
-        self.counts.filtered += 1
-        reason = verdict.reason or "filtered"
-        self.counts.reasons[reason] = self.counts.reasons.get(reason, 0) + 1
+        self.counts.add_filtered(verdict.reason)
         if verdict.keep_when_insufficient and len(self._fillers) < self._options.batch_size:
             self._fillers.append(group)
         else:
@@ -155,7 +153,7 @@ class GroupCollector:
         self._runner.abort_grading()
         done, late = await asyncio.wait(self._running, timeout=ABORT_DEADLINE)
         if late:
-            names = [_first_index(self._running[task]) for task in late]
+            names = [first_index(self._running[task]) for task in late]
             logger.warning(
                 "groups (first samples %s) did not end within %.0f s of their abort%s; they are cancelled",
                 *(sorted(names), ABORT_DEADLINE, f" (engines {', '.join(unreachable)})" if unreachable else ""),
@@ -166,7 +164,7 @@ class GroupCollector:
             if error is None:
                 group = task.result()
             else:
-                logger.warning("the group of sample %d was aborted, and ended with %r", _first_index(group), error)
+                logger.warning("the group of sample %d was aborted, and ended with %r", first_index(group), error)
             finished = is_finished(group)
             self.counts.finished += finished
             self.counts.aborted += not finished
@@ -197,7 +195,7 @@ class GroupCollector:
         self._kept += fillers
 
     def _give_back(self) -> None:
-        self._surplus.sort(key=_first_index)
+        self._surplus.sort(key=first_index)
         if keeps_samples(self._source):
             self.counts.carried = len(self._surplus)
         else:
@@ -224,7 +222,7 @@ async def generate_rollout(args: Any, rollout_id: int, data_source: Any, evaluat
         options, oldest = rollout_options(args), context.versions.oldest
         collector = GroupCollector(data_source, runner, context.client, scope, options, dynamic_filter, oldest)
         groups = await collector.collect()
-    decided = sorted(collector.decided, key=_first_index)
+    decided = sorted(collector.decided, key=first_index)
     await asyncio.to_thread(call_group_hooks, args, groups, decided, data_source)
     return RolloutFnTrainOutput(groups, collector.counts.metrics())
 
@@ -233,6 +231,7 @@ def _partial_samples(group: Group) -> int:
     return sum(is_partial(sample) for sample in group)
 
 
-def _first_index(group: Group) -> int:
+def first_index(group: Group) -> int:
+    """By which groups are sorted: that of the first sample."""
     index = group[0].index
     return -1 if index is None else index

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from colloid.data.groups import Group
 from colloid.data.opening import conversation_format
 from colloid.data.prompts import load_tokenizer
 from colloid.data.sample import Sample, Status
 from colloid.data.sft import end_token_ids, tokenised
 from colloid.rollout.generate import generate_rollout as generate
-from colloid.rollout.types import Group, RolloutFnEvalOutput, RolloutFnTrainOutput
+from colloid.rollout.types import RolloutFnEvalOutput, RolloutFnTrainOutput
 
 
 async def generate_rollout(

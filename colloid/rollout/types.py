@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from colloid.data.sample import Sample
-
-Group = list[Sample]
-"""The samples of one prompt. In a rollout function's output an element may be a list: one rollout in several parts."""
+from colloid.data.groups import Group
 
 
 @dataclass
 class RolloutFnTrainOutput:
-    """The groups to train on, in order; and metrics of the function's own."""
+    """The groups to train on, in order; and metrics of the function's own.
+
+    An element of a group may be a list: one rollout in several parts.
+    """
 
     samples: list[Group]
     metrics: dict[str, Any] | None = None
@@ -67,6 +67,12 @@ class RolloutCounts:
     stale: int = 0
     """Drawn with tokens of weights that are too old (`--max-staleness`), so that they started anew."""
     reasons: dict[str, int] = field(default_factory=dict)
+
+    def add_filtered(self, reason: str | None) -> None:
+        """A group that the dynamic filter dropped."""
+        self.filtered += 1
+        reason = reason or "filtered"
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
     def metrics(self) -> dict[str, float]:
         values = {

@@ -12,9 +12,10 @@ from collections import Counter
 import pytest
 
 from colloid.data.groups import is_finished
+from colloid.data.sample import Status
 from colloid.errors import EngineError, HookError
 from colloid.rollout.continuous import GroupStream
-from colloid.rollout.options import SamplingOptions
+from colloid.rollout.options import MAX_DRAWS, SamplingOptions
 from colloid.rollout.runner import GroupRunner
 from colloid.rollout.staleness import Versions, oldest_version
 from tests.fake_client import FakeClient
@@ -184,6 +185,77 @@ def test_a_failure_in_the_background_is_raised_where_the_next_rollout_waits():
     finally:
         _cancel_all(loop)
         loop.close()
+
+
+class GivesUp:
+    """Groups come back unfinished, until `left` is used up; a stop by the stream costs nothing of it."""
+
+    def __init__(self, left, cancels=False):
+        self.left, self.cancels, self.runs = left, cancels, 0
+
+    def of(self, scope):
+        self.scope = scope
+        return self
+
+    async def run(self, group):
+        self.runs += 1
+        await asyncio.sleep(0.1)
+        if self.cancels:
+            raise asyncio.CancelledError
+        self.left -= 1
+        if self.left < 0:
+            for sample in group:
+                sample.status, sample.reward = Status.COMPLETED, 1.0
+        return list(group)
+
+
+def take_from(runner, batches=1):
+    """What `batches` hand-outs of 2 groups give."""
+    loop = VirtualTimeLoop()
+
+    async def run():
+        versions = Versions(engines=1, trained=1, max_staleness=1)
+        stream = GroupStream(make_source(False), ScopedClient(0), runner.of, batch_size=2, versions=versions)
+        try:
+            found = []
+            for versions.rollout_id in range(batches):
+                found.append(await stream.take())
+                versions.trained = versions.engines = versions.engines + 1
+                stream.weights_updated()
+            return found
+        finally:
+            await stream.close()
+
+    try:
+        return loop.run_until_complete(run())
+    finally:
+        _cancel_all(loop)
+        loop.close()
+
+
+def test_groups_that_are_always_given_up_end_the_run_with_their_number():
+    runner = GivesUp(10**6)
+    with pytest.raises(HookError, match=r"20 times since .* given up \(status ABORTED\), and 0 of the 2 needed"):
+        take_from(runner)
+    assert runner.runs <= 2 * 2 * MAX_DRAWS
+
+
+def test_groups_that_are_given_up_now_and_then_are_made_anew():
+    assert len(take_from(GivesUp(2 * MAX_DRAWS - 1), batches=4)) == 4
+
+
+def test_a_group_that_is_stopped_for_its_age_is_not_counted_as_given_up():
+    class Stopped(GivesUp):
+        async def run(self, group):
+            self.scope.aborted = True
+            return await super().run(group)
+
+    assert len(take_from(Stopped(5 * MAX_DRAWS))) == 1
+
+
+def test_a_hook_that_cancels_its_group_is_named_rather_than_waited_for():
+    with pytest.raises(HookError, match="group of sample 0 was cancelled by one of its hooks"):
+        take_from(GivesUp(0, cancels=True))
 
 
 class Steady(ScopedClient):
