@@ -154,6 +154,8 @@ class CustomGenerate:
                 if silent > CUSTOM_DEADLINE:
                     raise TimeoutError(f"{name}: nothing moved for {silent:.0f} s, it is given up")
                 await asyncio.wait({task}, timeout=CUSTOM_DEADLINE - silent + 0.01)
+            if task.cancelled():  # by nothing here: whoever cancels this would have ended the wait
+                raise HookError(f"{name}: it raised asyncio.CancelledError, or let one pass")
             return task.result()
         finally:
             task.cancel()

@@ -244,6 +244,17 @@ def test_a_function_that_raises_fails_its_group(run, tokenizer, caplog):
     assert metrics["rollout/num_failed_samples"] == 2 and "oops" in caplog.text
 
 
+@pytest.mark.timeout(60)
+def test_a_function_that_lets_a_cancellation_pass_fails_its_group(run, tokenizer, caplog):
+    function = "import asyncio\n" + GROUP.replace(
+        "    for sample in samples:\n",
+        "    for sample in samples:\n        if sample.index == 3:\n            raise asyncio.CancelledError\n",
+    )
+    columns, metrics = run(function, FakeEngine(calls_then_answers(tokenizer)))
+    assert set(columns.sample_ids[np.isnan(columns.raw_rewards)].tolist()) == {2, 3}
+    assert metrics["rollout/num_failed_samples"] == 2 and "asyncio.CancelledError" in caplog.text
+
+
 ONE = """
 from colloid.rollout import generate_single
 
