@@ -20,9 +20,10 @@ def call_group_hooks(args: Any, groups: list[Group], decided: list[Group], data_
         HookError: one of them raised, or the filter took samples away.
     """
     if args.rollout_sample_filter_path:
-        before = [[id(sample) for sample in flatten(group)] for group in groups]
+        before = [flatten(group) for group in groups]  # held, so that no other sample gets the address of one
         _load(args, args.rollout_sample_filter_path, "rollout_sample_filter")(groups)
-        if [[id(sample) for sample in flatten(group)] for group in groups] != before:
+        after = [flatten(group) for group in groups]
+        if [list(map(id, group)) for group in after] != [list(map(id, group)) for group in before]:
             raise HookError(
                 f"--rollout-sample-filter-path {args.rollout_sample_filter_path} changed the lists that it was given: "
                 "it leaves a sample out of training by `sample.remove_sample = True`"
