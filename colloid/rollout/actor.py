@@ -118,19 +118,16 @@ class RolloutActor:
         """The engines hold `weight_version`; requests are sent again."""
         self._manager.release_requests(weight_version)
 
-    def check_engines(self) -> None:
-        """Raises where an engine or the router has ended."""
-        if self._fleet is not None:
-            self._fleet.check()
-
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""
-        if self._manager is not None:
-            await self._manager.close()
-        if self._fleet is not None:
-            self._fleet.stop()
-        if self._teacher is not None:
-            self._teacher.stop()
+        try:
+            if self._manager is not None:
+                await self._manager.close()
+        finally:  # a hook's or a data source's end that fails leaves no engine behind
+            if self._fleet is not None:
+                self._fleet.stop()
+            if self._teacher is not None:
+                self._teacher.stop()
         return self._args.options_read()
 
 
