@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 HEADER = struct.Struct("<Q")
 CLOSED = "the data workers were closed"
+END_TIMEOUT = 10
+"""Seconds that a killed worker is waited for."""
 CHUNKS_A_WORKER = 2
 """Chunks of rows that are in the pool at a time, for each worker."""
 
@@ -75,7 +77,7 @@ class DataWorkers:
         for process in list(self._processes.values()):
             process.kill()
         for thread in self._threads:
-            thread.join(timeout=10)
+            thread.join(END_TIMEOUT)
 
     def _serve(self, number: int) -> None:
         while (task := self._tasks.get()) is not None:
@@ -130,7 +132,7 @@ class DataWorkers:
         process = self._processes.pop(number, None)
         if process is not None:
             process.kill()
-            process.wait()
+            process.wait(END_TIMEOUT)
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             process.stdout.close()

@@ -37,6 +37,8 @@ SLOW_CALLS = 2
 """Calls in a row that took too long, for each worker and once more, from which on the function is taken to hang."""
 GRACE = 2.0
 """Seconds beyond its limit in which a worker may report a cancelled coroutine itself."""
+END_TIMEOUT = 10.0
+"""Seconds that a killed worker is waited for."""
 
 _HEADER = struct.Struct("<I")
 
@@ -136,7 +138,11 @@ class WorkerPool:
         workers = list(self._workers)
         for worker in workers:
             self._kill(worker, "the pool was closed")
-            await worker.process.wait()
+        for worker in workers:
+            try:
+                await asyncio.wait_for(worker.process.wait(), END_TIMEOUT)
+            except asyncio.TimeoutError:
+                logger.warning("worker %d was killed, and has not ended after %g s", worker.process.pid, END_TIMEOUT)
             worker.reader.cancel()
         async with self._changed:
             self._changed.notify_all()  # Whoever waits for a place hears that there is none any more.
@@ -163,7 +169,7 @@ class WorkerPool:
     async def _call(self, worker: _Worker, task_id: int, target: str, args: tuple, timeout: float, alone: bool) -> Any:
         call = worker.tasks[task_id]
         try:
-            await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
+            await self._started(worker)
             await self._send(worker, {"id": task_id, "target": target, "args": args, "timeout": timeout})
             await asyncio.shield(call.started)
             result = await asyncio.wait_for(asyncio.shield(call.answer), timeout + GRACE)
@@ -226,6 +232,14 @@ class WorkerPool:
         worker.reader = asyncio.ensure_future(self._read(worker))
         process.stdin.write(_HEADER.pack(len(self._setup)) + self._setup)
         return worker
+
+    async def _started(self, worker: _Worker) -> None:
+        try:
+            await asyncio.wait_for(asyncio.shield(worker.ready), START_TIMEOUT)
+        except asyncio.TimeoutError:
+            reason = f"it was not ready after {START_TIMEOUT:g} s"
+            self._kill(worker, reason)
+            raise TookTooLong(f"a grading worker did not start: {reason}") from None
 
     async def _send(self, worker: _Worker, task: dict[str, Any]) -> None:
         body = pickle.dumps(task)

@@ -11,7 +11,7 @@ import pytest
 from colloid import Sample
 from colloid.errors import ConfigError
 from colloid.rewards.math import fast_verdict, verify
-from colloid.rewards.pool import GradingFailed, WorkerPool
+from colloid.rewards.pool import GradingFailed, TookTooLong, WorkerPool
 from colloid.rewards.random import random_reward
 from colloid.rewards.registry import get_reward
 from colloid.rollout.grading import Grader
@@ -76,6 +76,14 @@ def double(value):
 
 def raise_error():
     raise ValueError("no good")
+
+
+def raise_timeout():
+    raise asyncio.TimeoutError("the database did not answer")
+
+
+async def give_up(seconds):
+    await asyncio.wait_for(asyncio.sleep(1000), seconds)
 
 
 def block(seconds):
@@ -146,6 +154,18 @@ def test_what_raises_or_dies_fails_alone():
     assert with_pool(run) == 4
 
 
+def test_a_functions_own_time_limit_is_not_taken_for_the_calls():
+    """Else so many of them in a row would be taken for a function that hangs."""
+
+    async def run(pool):
+        for target, args, reason in (("raise_timeout", (), "the database did not answer"), ("give_up", (0.01,), "")):
+            with pytest.raises(GradingFailed, match=f"TimeoutError: {reason}") as raised:
+                await pool.run(f"{HERE}:{target}", args, 30)
+            assert not isinstance(raised.value, TookTooLong)
+
+    with_pool(run)
+
+
 def test_coroutines_share_a_worker_and_one_that_hangs_is_cancelled_alone():
     async def run(pool):
         started = time.monotonic()
@@ -199,6 +219,17 @@ def test_a_failed_preload_fails_the_call_with_its_reason():
             await pool.run(f"{HERE}:double", (2,), 30)
 
     with_pool(run, preload=(f"{HERE}:raise_error", ()))
+
+
+def test_a_worker_that_does_not_start_in_time_is_killed_and_named(monkeypatch):
+    monkeypatch.setattr("colloid.rewards.pool.START_TIMEOUT", 0.5)
+
+    async def run(pool):
+        with pytest.raises(TookTooLong, match="did not start: it was not ready after 0.5 s"):
+            await pool.run(f"{HERE}:double", (2,), 30)
+        assert pool.num_killed == 1 and not pool._workers
+
+    with_pool(run, preload=(f"{HERE}:block", (1000,)))
 
 
 def graded(samples, **options):
