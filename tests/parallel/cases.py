@@ -109,6 +109,14 @@ def empty_step(rank: int, world_size: int, init_method: str, model: Path) -> dic
     return result
 
 
+def uneven_metrics(rank: int, world_size: int, init_method: str, model: Path) -> dict[str, float]:
+    """A step of two samples, of which one has log-probs of the engine."""
+    actor = Ranks(rank, world_size, init_method).actor(model, lr=0.0, global_batch_size=2)
+    metrics = actor.train(0, split(make_rollout().select([2, 3]), world_size, 1)[rank])
+    actor.close()
+    return metrics
+
+
 def resume(rank: int, world_size: int, init_method: str, model: Path, directory: Path, options: dict) -> dict[str, Any]:
     """Three rollouts at a stretch, and two + save + a new actor + one."""
     ranks = Ranks(rank, world_size, init_method)

@@ -65,6 +65,7 @@ def one_rank(models, embedded_engine, tmp_path_factory) -> dict[str, Any]:
             },
         ),
         "empty_step": ("empty_step", {"model": model}),
+        "uneven": ("uneven_metrics", {"model": model}),
         "non_finite": ("non_finite", {"model": model}),
         "process": ("process_without_cuda", {}),
         "sync": ("sync_with_engine", {"model": model, "url": embedded_engine}),
@@ -85,6 +86,7 @@ def two_ranks(models, engines, tmp_path_factory) -> list[dict[str, Any]]:
         "one_step": ("one_step", {"runs": one_step_runs(models)}),
         "training": ("training", {"runs": {name: run(model, 2, **options) for name, options in runs.items()}}),
         "empty_step": ("empty_step", {"model": model}),
+        "uneven": ("uneven_metrics", {"model": model}),
         "non_finite": ("non_finite", {"model": model}),
         "update": ("update", {"model": model, "urls": urls[:2], "broken": urls[2]}),
     }

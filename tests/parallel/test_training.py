@@ -73,6 +73,14 @@ def test_step_without_any_gradient_still_decays_and_schedules(one_rank, two_rank
     assert difference(two_ranks[0]["empty_step"]["after"], one_rank["empty_step"]["after"]) < 1e-5
 
 
+def test_a_metric_that_only_one_rank_has_measured_is_the_same_on_all(one_rank, two_ranks):
+    wanted = one_rank["uneven"]
+    assert wanted["train/train_rollout_logprob_abs_diff"] > 0
+    for metrics in (rank["uneven"] for rank in two_ranks):
+        timeless = {name: value for name, value in wanted.items() if "perf/" not in name}
+        assert {name: metrics.get(name) for name in timeless} == pytest.approx(timeless, rel=1e-4, abs=1e-6)
+
+
 def test_infinite_reward_is_an_error_that_names_rollout_and_step(one_rank, two_ranks):
     for message in (one_rank["non_finite"], *(rank["non_finite"] for rank in two_ranks)):
         assert message.startswith("NonFiniteError: the loss is")

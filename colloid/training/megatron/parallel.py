@@ -128,10 +128,10 @@ def sum_over_data_parallel(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def gather_objects(mine: Any) -> list[Any]:
-    """What each rank of the world has to say, by rank. Collective."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+def gather_objects(mine: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """What each rank of a group (None: of the world) has to say, by rank. Collective."""
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
     return found
 
 

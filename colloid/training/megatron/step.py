@@ -31,7 +31,7 @@ from colloid.errors import ColloidError
 from colloid.training.logprob import token_log_probs
 from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import unwrap
-from colloid.training.megatron.parallel import gather_responses, is_last_stage, tensor_parallel_group
+from colloid.training.megatron.parallel import gather_objects, gather_responses, is_last_stage, tensor_parallel_group
 from colloid.training.megatron.routing_replay import RoutedPass
 from colloid.training.micro_batch import MicroBatch
 
@@ -187,14 +187,16 @@ def optimizer_step(optimizer: MegatronOptimizer, chunks: list[DistributedDataPar
 
 def reduce_sums(sums: Sums, device: str) -> dict[str, tuple[float, float]]:
     """Adds (sum, weight) pairs over the data-parallel ranks. Collective; the same on all ranks."""
-    names = sorted(sums)
     totals: list[dict[str, tuple[float, float]]] = [{}]
     if is_last_stage():
         group = parallel_state.get_data_parallel_group()
+        # A rank may lack a metric: its samples have no log-probs of the engine, or a user's function left it out.
+        everywhere = gather_objects(set(sums), group) if group.size() > 1 else [set(sums)]
+        names = sorted(set().union(*everywhere))
         flat = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
         for row, name in enumerate(names):
-            value, weight = sums[name]
-            flat[row, 0], flat[row, 1] = value, weight
+            if name in sums:
+                flat[row, 0], flat[row, 1] = sums[name]
         if names and group.size() > 1:
             dist.all_reduce(flat, group=group)
         totals = [{name: (value, weight) for name, (value, weight) in zip(names, flat.tolist(), strict=True)}]
