@@ -77,7 +77,14 @@ def _staleness(args: Args) -> str | None:
 def _exact_resume(args: Args) -> str | None:
     """Between two updates the engines' weights are not the trainer's, and a checkpoint holds the trainer's alone."""
     interval = args.update_weights_interval
-    if not (args.deterministic and args.save and args.save_interval) or args.save_interval % interval == 0:
+    if not (args.deterministic and args.save and args.save_interval):
+        return None
+    if args.keep_old_actor and args.entry == "train_async":
+        return (
+            "--deterministic with --keep-old-actor and --save-interval: a checkpoint holds the newest weights alone, "
+            "and rollouts that wait in it are from older ones, so a resume would have other old log-probs. Leave one out"
+        )
+    if args.save_interval % interval == 0:
         return None
     return (
         f"--deterministic, and --save-interval {args.save_interval} is not a multiple of --update-weights-interval "

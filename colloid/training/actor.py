@@ -93,8 +93,8 @@ class Actor(PolicyRank):
             start = StartState(trained.rollout_id + 1, trained.weight_version)
         if args.keep_old_actor:
             # The engines are given these weights before they generate anything.
-            keeps = 2 if args.entry == "train_async" else 1
-            self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps)
+            oldest = args.max_staleness if args.entry == "train_async" else 0
+            self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps=1 + oldest)
         return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:

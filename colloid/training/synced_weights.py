@@ -1,8 +1,9 @@
 """The weights that the engines were given, kept on the host: the policy that generated a rollout, however far the
 trainer is ahead of it.
 
-In the synchronous loop the engines have the weights of the last update. In the asynchronous one a rollout may be under
-way while weights are updated, so those of the update before are kept too.
+In the synchronous loop the engines have the weights of the last update. In the asynchronous one a rollout waits in the
+buffer, or is under way, while weights are updated, so those of the updates before are kept too: of as many as a token
+may be old when it is trained.
 """
 
 from __future__ import annotations

@@ -34,6 +34,16 @@ def test_what_does_not_go_together_is_an_error(options, message):
         plan(options)
 
 
+def test_a_deterministic_resume_needs_all_weights_that_old_log_probs_are_of():
+    argv = ["--dry-run", "--device", "cpu", "--num-layers", "1", "--hidden-size", "8", "--deterministic"]
+    argv += ["--keep-old-actor", "--save-interval", "2", "--save", "a"]
+    parse(argv)
+    with pytest.raises(ConfigError, match="a resume would have other old log-probs"):
+        parse(argv, "train_async")
+    parse([each for each in argv if each != "--deterministic"], "train_async")
+    parse([each for each in argv if each != "--keep-old-actor"], "train_async")
+
+
 @pytest.mark.parametrize(
     "options",
     [

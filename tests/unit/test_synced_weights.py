@@ -16,7 +16,11 @@ def value_of(kept, version, parameter):
 
 @pytest.mark.parametrize(
     ("keeps", "found"),
-    [(1, {0: 3.0, 2: 3.0, 3: 3.0, 9: 3.0}), (2, {0: 2.0, 1: 2.0, 2: 2.0, 3: 3.0, 9: 3.0})],
+    [
+        (1, {0: 3.0, 2: 3.0, 3: 3.0, 9: 3.0}),
+        (2, {0: 2.0, 1: 2.0, 2: 2.0, 3: 3.0, 9: 3.0}),
+        (4, {0: 0.0, 1: 1.0, 2: 2.0, 3: 3.0, 9: 3.0}),
+    ],
 )
 def test_the_copy_of_a_version_has_the_weights_that_were_sent_as_it(keeps, found):
     parameter = torch.nn.Parameter(torch.tensor([0.0]))
