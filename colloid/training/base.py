@@ -136,9 +136,11 @@ def train_metrics(by_step: list[dict[str, float]]) -> dict[str, float]:
 
 def take_rows(flat: np.ndarray, micro_batches: Sequence[MicroBatch]) -> list[torch.Tensor]:
     """What an array over a batch's response tokens says of each micro-batch's, float32 [R]."""
+    if not micro_batches:
+        return []
     # Ray's arrays are read-only, and torch warns of those.
-    tensor = torch.from_numpy(np.array(flat, dtype=np.float32))
-    return [tensor.to(batch.response_index.device)[batch.response_index] for batch in micro_batches]
+    tensor = torch.from_numpy(np.array(flat, dtype=np.float32)).to(micro_batches[0].response_index.device)
+    return [tensor[batch.response_index] for batch in micro_batches]
 
 
 def put_rows(flat: np.ndarray, values: Sequence[torch.Tensor], micro_batches: Sequence[MicroBatch]) -> None:

@@ -60,8 +60,7 @@ class Critic(TrainerRank):
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""
-        trained = self._micro_batches(batch, batch.micro_batches)
-        passes = self._micro_batches(batch, batch.log_prob_micro_batches) or trained
+        passes = self._micro_batches(batch, batch.log_prob_micro_batches or batch.micro_batches)
         flat = np.zeros(int(batch.samples.response_offsets[-1]), dtype=np.float32)
         for micro_batches in filter(None, passes):
             values = step.compute_log_probs(self._chunks, micro_batches, self._head)

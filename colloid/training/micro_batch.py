@@ -85,7 +85,8 @@ def make_micro_batch(
     """
     rows = np.asarray(rows, dtype=np.int64)
     rows = rows[np.argsort(-batch.lengths[rows], kind="stable")]
-    samples = batch.select(rows)
+    # The experts, by far the largest column, are looked up by `token_index`.
+    samples = replace(batch, routed_experts=None).select(rows)
     lengths, response_lengths = samples.lengths, samples.response_lengths
     if (lengths == response_lengths).any():
         raise ValueError(f"samples {samples.sample_ids[lengths == response_lengths].tolist()} have no prompt")
