@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from colloid.algorithms.objective import Metrics, ObjectiveConfig, ObjectiveInputs, objective
+from colloid.algorithms.segments import masked
 from colloid.algorithms.sft import sft_objective
 from colloid.errors import HookError
 from colloid.training.custom import custom_correction
@@ -76,9 +77,13 @@ class StepLoss:
 
     def _measured_before(self, row: int, micro_batch: MicroBatch) -> Metrics:
         """Means over tokens of what was known before the step."""
-        weights = micro_batch.token_weights.to(torch.float64)
+        mask, weights = micro_batch.loss_mask, micro_batch.token_weights.to(torch.float64)
         known = {"opd_kl": self.step.gaps, "rollout_entropy": self.step.entropy}
-        return {name: ((weights * values[row]).sum(), weights.sum()) for name, values in known.items() if values}
+        return {
+            name: ((weights * masked(values[row], mask)).sum(), weights.sum())
+            for name, values in known.items()
+            if values
+        }
 
     def _custom(self, row: int, micro_batch: MicroBatch, logits: torch.Tensor) -> tuple[torch.Tensor, Metrics]:
         """`--custom-loss-function-path`."""
@@ -87,7 +92,7 @@ class StepLoss:
 
         def sum_of_sample_mean(values: Any) -> torch.Tensor:
             values = flat(values, weights, function, "what sum_of_sample_mean is given")
-            return (weights * torch.where(micro_batch.loss_mask, values, 0.0)).sum()
+            return (weights * masked(values, micro_batch.loss_mask)).sum()
 
         returned = function(loss_batch(self.step, row), logits, sum_of_sample_mean)
         if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], torch.Tensor):

@@ -76,6 +76,8 @@ class CriticWorker:
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         setup_logging(args.run_dir, f"critic.{rank}")
+        if args.slime_imports:
+            slime_imports.install()
         from colloid.training.critic import Critic
 
         self._args = args

@@ -39,6 +39,7 @@ from colloid.training.megatron.checkpoint_fit import check_fit, check_optimizer_
 from colloid.training.megatron.checkpoint_write import CheckpointWriter, last_line
 from colloid.training.megatron.model import unwrap
 from colloid.training.megatron.parallel import Layout
+from colloid.training.megatron.stateless_adam import parts
 
 STATE_FILE = "trainer.json"
 
@@ -209,8 +210,7 @@ def _sharded_state(
 
 def _has_stepped(optimizer: MegatronOptimizer) -> bool:
     """Whether any rank has state of it. Collective: a rank may hold no parameter."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    mine = any(bool(part.optimizer.state) for part in parts if part.optimizer is not None)
+    mine = any(bool(part.optimizer.state) for part in parts(optimizer) if part.optimizer is not None)
     return any(parallel.gather_objects(mine))
 
 
