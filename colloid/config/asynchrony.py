@@ -82,7 +82,7 @@ def _exact_resume(args: Args) -> str | None:
     if args.keep_old_actor and args.entry == "train_async":
         return (
             "--deterministic with --keep-old-actor and --save-interval: a checkpoint holds the newest weights alone, "
-            "and rollouts that wait in it are from older ones, so a resume would have other old log-probs. Leave one out"
+            "and rollouts that wait in it are of older ones: a resume would have other old log-probs; leave one out"
         )
     if args.save_interval % interval == 0:
         return None
