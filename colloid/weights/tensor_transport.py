@@ -100,15 +100,18 @@ class SharedBuffer:
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """A living owner holds the lock of its file."""
+    """A living owner holds the lock of its file; one without bytes is about to be locked."""
     for path in directory.glob(PREFIX + "*"):
-        if path.stat().st_uid != os.getuid():
+        try:
+            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:  # someone else's, or removed by another run meanwhile
             continue
-        file = os.open(path, os.O_RDWR)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-        except BlockingIOError:
+            status = os.fstat(file)
+            if status.st_uid == os.getuid() and status.st_size:
+                path.unlink(missing_ok=True)
+        except BlockingIOError:  # its owner lives
             pass
         finally:
             os.close(file)

@@ -68,6 +68,13 @@ def test_file_is_reused_while_it_is_large_enough_and_leftovers_are_removed(tmp_p
     monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", (tmp_path,))
     leftover = tmp_path / (tensor_transport.PREFIX + "killed")
     leftover.write_bytes(b"x")
+    others = tmp_path / "another's", tmp_path / (tensor_transport.PREFIX + "to be locked")
+    for other in others:
+        other.touch()
+    (tmp_path / (tensor_transport.PREFIX + "link")).symlink_to(others[0])
+    (tmp_path / (tensor_transport.PREFIX + "gone")).symlink_to("nowhere")
+    kept = sorted(tmp_path.iterdir())
+    kept.remove(leftover)
     living = SharedBuffer()
     (bucket,) = make_buckets([("a", torch.ones(100))], 10_000)
     paths = {living.fill(bucket)["shared_memory"]["path"] for _ in range(3)}
@@ -75,10 +82,10 @@ def test_file_is_reused_while_it_is_large_enough_and_leftovers_are_removed(tmp_p
     other = SharedBuffer()
     other.fill(bucket)
     assert not leftover.exists()
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == len(kept) + 2
     living.close()
     other.close()
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == kept
 
 
 def test_no_room_is_an_error_with_the_reason(tmp_path, monkeypatch):
