@@ -206,7 +206,7 @@ class Engine:
         if complete:
             rows = last_rows + last_rows[:1] * (self._min_rows - len(last_rows))
             logits = self.model.logits(hidden[torch.tensor(rows)])
-            for prefill, row in zip(complete, logits, strict=False):
+            for prefill, row in zip(complete, logits[: len(complete)], strict=True):
                 prefill.prefix.next_logits = row.clone()
         return complete
 
