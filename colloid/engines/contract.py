@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 DEFAULT_MAX_NEW_TOKENS = 128
+ITEM_SIZES = {"float32": 4, "bfloat16": 2}
+"""Dtypes that weights are sent in -> bytes of an element."""
 
 # SGLang's fields that the embedded engine has no answer to, with the values that ask for nothing.
 UNSUPPORTED_FIELDS = {
@@ -311,18 +313,16 @@ class TensorDescriptor:
     shape: tuple[int, ...]
     offset: int
 
-    ITEM_SIZES = {"float32": 4, "bfloat16": 2}
-
     @classmethod
     def from_json(cls, body: Any, size: int) -> "TensorDescriptor":
         body = _object(body, "each of tensors")
         name = _string(body.get("name"), "tensors: name")
         dtype = body.get("dtype")
-        if not isinstance(dtype, str) or dtype not in cls.ITEM_SIZES:
-            raise BadRequest(f"{name}: dtype must be one of {', '.join(cls.ITEM_SIZES)}, got {_shown(dtype)}")
+        if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+            raise BadRequest(f"{name}: dtype must be one of {', '.join(ITEM_SIZES)}, got {_shown(dtype)}")
         shape = tuple(_integer(n, f"{name}: shape", 1, 2**40) for n in _token_ids(body.get("shape"), f"{name}: shape"))
         offset = _integer(body.get("offset"), f"{name}: offset", 0)
-        item = cls.ITEM_SIZES[dtype]
+        item = ITEM_SIZES[dtype]
         if not shape or offset % item or offset + math.prod(shape) * item > size:
             raise BadRequest(f"{name}: {dtype} {list(shape)} at byte {offset} does not lie aligned in {size} bytes")
         return cls(name, dtype, shape, offset)

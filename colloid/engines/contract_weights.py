@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from colloid.engines.contract import BadRequest, TensorDescriptor, _integer, _object, _shown, _string, _token_ids
+from colloid.engines.contract import (
+    ITEM_SIZES,
+    BadRequest,
+    TensorDescriptor,
+    _integer,
+    _object,
+    _shown,
+    _string,
+    _token_ids,
+)
 from colloid.engines.process_group import BACKENDS
 
 LOAD_FORMATS = ("auto", "safetensors", "delta")
@@ -77,9 +86,8 @@ def _described(name: Any, dtype: Any, shape: Any) -> TensorDescriptor:
     name = _string(name, "names")
     dtype = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
     shape = tuple(_integer(n, f"{name}: shape", 1, 2**40) for n in _token_ids(shape, f"{name}: shape"))
-    if not isinstance(dtype, str) or dtype not in TensorDescriptor.ITEM_SIZES:
-        allowed = ", ".join(TensorDescriptor.ITEM_SIZES)
-        raise BadRequest(f"{name}: dtype must be one of {allowed}, got {_shown(dtype)}")
+    if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
+        raise BadRequest(f"{name}: dtype must be one of {', '.join(ITEM_SIZES)}, got {_shown(dtype)}")
     return TensorDescriptor(name, dtype, shape, 0)
 
 

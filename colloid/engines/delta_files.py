@@ -19,11 +19,11 @@ import numpy as np
 
 from colloid.engines import delta
 from colloid.engines.checksums import ALGORITHMS, digest
+from colloid.engines.contract import ITEM_SIZES
 from colloid.errors import WeightSyncError
 
 MANIFEST = "delta.json"
 FORMAT = 1
-WIDTHS = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Manifest:
 def _tensor(body: dict[str, Any]) -> ChangedTensor:
     blocks = tuple(StoredBlock(**block) for block in body["blocks"])
     found = ChangedTensor(**{**body, "blocks": blocks, "shape": tuple(body["shape"])})
-    if not isinstance(found.name, str) or found.dtype not in WIDTHS or Path(found.file).name != found.file:
+    if not isinstance(found.name, str) or found.dtype not in ITEM_SIZES or Path(found.file).name != found.file:
         raise ValueError(f"tensor {found.name!r} of {found.dtype!r} in {found.file!r}")
     if not all(isinstance(n, int) and n > 0 for n in found.shape):
         raise ValueError(f"{found.name}: shape {found.shape}")

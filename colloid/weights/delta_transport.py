@@ -17,11 +17,12 @@ import numpy as np
 
 from colloid.engines import delta
 from colloid.engines.checksums import raw_bytes
+from colloid.engines.contract import ITEM_SIZES
 from colloid.engines.control import EngineControl
-from colloid.engines.delta_files import WIDTHS, DeltaWriter
-from colloid.errors import EngineError, WeightSyncError
+from colloid.engines.delta_files import DeltaWriter
+from colloid.errors import WeightSyncError
 from colloid.weights.disk_transport import DiskSender, after_write, version_directory
-from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.engine_update import EngineUpdate, server_facts
 from colloid.weights.local_checkpoint import LocalCheckpoint, Place
 from colloid.weights.senders import NamedTensors, SendOptions, Sent
 
@@ -39,7 +40,7 @@ class DeltaSender:
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         base = self._base.version
-        infos = [_model_info(engine) for engine in engines]
+        infos = [server_facts(engine, "/model_info") for engine in engines]
         others = [
             f"{engine.url} has {info.get('weight_version')!r}"
             for engine, info in zip(engines, infos, strict=True)
@@ -70,7 +71,7 @@ class DeltaSender:
     ) -> Sent:
         shapes, num_bytes = self._write(directory, base, version, tensors)
         after_write(self._options, directory, engines)
-        applies = [_applies_deltas(engine) for engine in engines]
+        applies = [server_facts(engine).get("engine") == "embedded" for engine in engines]
         delta_body = self._body(directory, version) | {"load_format": "delta"}
         whole_body = self._body(self._base.directory, version)
         with EngineUpdate(engines, version, self._options.pause_mode, begins=False) as update:
@@ -82,7 +83,7 @@ class DeltaSender:
                 names = sorted({name for each in lacking.values() for name in each})
                 logger.warning("%d tensors did not arrive at %d engines: sent again", len(names), len(lacking))
                 num_bytes += self._send_again(update, base, version, {name: shapes[name] for name in names}, lacking)
-        total = sum(math.prod(shape) * WIDTHS[dtype] for dtype, shape in shapes.values())
+        total = sum(math.prod(shape) * ITEM_SIZES[dtype] for dtype, shape in shapes.values())
         return Sent(len(shapes), num_bytes, update.seconds_paused, total)
 
     def _send_again(
@@ -102,7 +103,7 @@ class DeltaSender:
             for name, (dtype, shape) in shapes.items():
                 place = self._base.place(name, dtype, shape)
                 raw = self._base.read(place, 0, place.size)
-                values = delta.elements(raw, WIDTHS[dtype])
+                values = delta.elements(raw, ITEM_SIZES[dtype])
                 blocks = (delta.encode_whole(values[at : at + n], at) for at, n in delta.ranges(len(values)))
                 writer.add(name, dtype, shape, raw, blocks)
             writer.finish(str(version), str(base))
@@ -134,7 +135,7 @@ class DeltaSender:
                 place = self._base.place(name, dtype, shape)
                 raw = raw_bytes(tensor)
                 shapes[name] = dtype, shape
-                writer.add(name, dtype, shape, raw, self._changes(place, raw, WIDTHS[dtype]))
+                writer.add(name, dtype, shape, raw, self._changes(place, raw, ITEM_SIZES[dtype]))
         finally:
             writer.close()
         if self._base.names != set(shapes):
@@ -159,17 +160,3 @@ class DeltaSender:
 
 def _lacks(answer: dict[str, Any]) -> bool:
     return bool(answer.get("failed_tensors"))
-
-
-def _model_info(engine: EngineControl) -> dict[str, Any]:
-    try:
-        return engine.get("/model_info")
-    except EngineError as error:
-        raise WeightSyncError(f"an engine that is to get weights does not answer: {error}") from error
-
-
-def _applies_deltas(engine: EngineControl) -> bool:
-    try:
-        return engine.get("/server_info").get("engine") == "embedded"
-    except EngineError as error:
-        raise WeightSyncError(f"an engine that is to get weights does not answer: {error}") from error

@@ -22,6 +22,18 @@ Payload = dict[str, Any] | Callable[[int], dict[str, Any]]
 """The body of a call, or what makes it of an engine's place in the list."""
 
 
+def server_facts(engine: EngineControl, path: str = "/server_info") -> dict[str, Any]:
+    """What an engine says of itself, before an update.
+
+    Raises:
+        WeightSyncError: it does not answer.
+    """
+    try:
+        return engine.get(path)
+    except EngineError as error:
+        raise WeightSyncError(f"an engine that is to get weights does not answer: {error}") from error
+
+
 class EngineUpdate:
     """One update of all engines to a version; a context in which they are paused.
 

@@ -26,7 +26,7 @@ from torch.multiprocessing import reductions
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
 from colloid.weights.buckets import Bucket, make_buckets
-from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.engine_update import EngineUpdate, server_facts
 from colloid.weights.senders import NamedTensors, Sent
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class SGLangTensorSender:
 
 def num_ranks(engine: EngineControl) -> int:
     """Tensor-parallel ranks of an SGLang server."""
-    return int(engine.get("/server_info")["tp_size"])
+    return int(server_facts(engine)["tp_size"])
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def open_update(update: EngineUpdate) -> Iterator[None]:
     update.post("begin", "/begin_weight_update")
     try:
         yield
-    except WeightSyncError:
+    except BaseException:
         try:
             update.post("end", "/end_weight_update")
         except WeightSyncError as failed:  # the first failure says more

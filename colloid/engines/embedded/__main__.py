@@ -9,7 +9,6 @@ import signal
 import sys
 from pathlib import Path
 
-import torch
 from aiohttp import web
 
 from colloid.engines.embedded.engine import Engine
@@ -20,6 +19,7 @@ from colloid.engines.embedded.model_config import load_model_config
 from colloid.engines.embedded.openai import OpenAIRoutes
 from colloid.engines.embedded.routes import ControlRoutes
 from colloid.engines.embedded.server import EngineServer, ServerInfo
+from colloid.engines.embedded.shared_memory import DTYPES
 from colloid.engines.embedded.text import Text
 from colloid.engines.embedded.weights import WeightStore, load_weights
 from colloid.engines.embedded.worker import Worker
@@ -27,7 +27,6 @@ from colloid.errors import ColloidError, ConfigError
 
 logger = logging.getLogger("colloid.engines.embedded")
 API_KEY_VARIABLE = "COLLOID_API_KEY"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DEFAULT_MEM_FRACTION = 0.3
 DEFAULT_MAX_RUNNING = 64
 

@@ -5,6 +5,7 @@ Only files of the engine's own user are read, and only below the directories tha
 
 import contextlib
 import json
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from safetensors import SafetensorError
 
 from colloid.engines import delta
 from colloid.engines.checksums import CHECKSUMS_FILE, raw_bytes, tensor_checksum
-from colloid.engines.contract import BadRequest
-from colloid.engines.delta_files import MANIFEST, WIDTHS, ChangedTensor, Manifest, read_blocks
+from colloid.engines.contract import ITEM_SIZES, BadRequest
+from colloid.engines.delta_files import MANIFEST, ChangedTensor, Manifest, read_blocks
 from colloid.engines.embedded.shared_memory import DTYPES, open_own
 from colloid.engines.embedded.weights import WeightStore, is_unused, read_safetensors
 from colloid.errors import ConfigError, WeightSyncError
+
+logger = logging.getLogger(__name__)
 
 
 class WeightFiles:
@@ -117,7 +120,8 @@ class Delta:
                 tensor = self._tensors[name]
                 try:
                     return self._patched(tensor, current, files.get(tensor.file))
-                except WeightSyncError:
+                except WeightSyncError as error:
+                    logger.warning("%s is to be sent again: %s", name, error)
                     failed.append(name)
                     return None
 
@@ -128,7 +132,7 @@ class Delta:
         if descriptor is None:
             raise WeightSyncError(f"{tensor.file} did not arrive")
         values = current.to(DTYPES[tensor.dtype], copy=True).contiguous()
-        target = delta.elements(raw_bytes(values), WIDTHS[tensor.dtype])
+        target = delta.elements(raw_bytes(values), ITEM_SIZES[tensor.dtype])
         for block in read_blocks(tensor, descriptor, self._manifest.checksum):
             delta.apply(block, target[block.start : block.start + block.count], self._manifest.encoding)
         if tensor_checksum(values, self._manifest.checksum) != tensor.checksum:
