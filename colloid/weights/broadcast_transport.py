@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from typing import Any
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 
 import torch
 import xxhash
@@ -21,12 +21,13 @@ from colloid.engines.control import EngineControl
 from colloid.engines.process_group import UpdateGroup, address_for, serve_store
 from colloid.errors import EngineError, WeightSyncError
 from colloid.weights.buckets import Bucket, make_buckets
-from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.engine_update import EngineUpdate, server_facts
 from colloid.weights.senders import NamedTensors, Sent
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.002
+LEAST_POLL_SECONDS, MOST_POLL_SECONDS = 2e-5, 2e-3
+"""Between looks at a broadcast: models have many small tensors, and large ones."""
 
 
 class BroadcastSender:
@@ -98,18 +99,20 @@ class BroadcastSender:
 
     def _broadcast(self, tensor: torch.Tensor, calls: list[Future]) -> None:
         work = self._group.broadcast(tensor)
+        pause = LEAST_POLL_SECONDS
         try:
             while not work.is_completed():
                 if any(call.done() and call.exception() is not None for call in calls):
                     raise RuntimeError("an engine refused")
-                wait(calls, POLL_SECONDS, FIRST_COMPLETED)
+                time.sleep(pause)
+                pause = min(2 * pause, MOST_POLL_SECONDS)
             work.wait()
         finally:
             del work  # it holds the connections; an error's traceback would keep it
 
     def _join(self, engines: list[EngineControl]) -> None:
         """Makes the group; every engine has as many ranks in it as it has tensor-parallel ones."""
-        infos = [_server_info(engine) for engine in engines]
+        infos = [server_facts(engine) for engine in engines]
         sizes = [int(info.get("tp_size") or 1) for info in infos]
         offsets = [1 + sum(sizes[:row]) for row in range(len(sizes))]
         host, size = address_for(engine.url for engine in engines), 1 + sum(sizes)
@@ -157,13 +160,6 @@ def _leave(engine: EngineControl, group: str) -> None:
         engine.post("/destroy_weights_update_group", {"group_name": group})
     except EngineError as error:
         logger.debug("an engine has left its group already, or is gone: %s", error)
-
-
-def _server_info(engine: EngineControl) -> dict[str, Any]:
-    try:
-        return engine.get("/server_info")
-    except EngineError as error:
-        raise WeightSyncError(f"an engine that is to get weights does not answer: {error}") from error
 
 
 def _checksum(tensors: list[torch.Tensor]) -> str:
