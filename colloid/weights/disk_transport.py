@@ -79,6 +79,7 @@ def write_checkpoint(directory: Path, tensors: NamedTensors, options: SendOption
     def counted() -> Iterator:
         nonlocal num_bytes
         for name, tensor in tensors:
+            tensor = tensor.detach().cpu()  # once, for the checksum and the file
             checksums[name] = tensor_checksum(tensor)
             num_bytes += tensor.nbytes
             yield name, tensor

@@ -68,7 +68,7 @@ class WeightUpdates:
             self._check_version(bucket.weight_version)
             self.weights_complete = False
             for name, tensor in self.groups.receive(bucket):
-                self._take(name, tensor)
+                self._take(name, tensor, copy=False)
         except BaseException:
             self.groups.leave_all()
             raise
@@ -138,9 +138,9 @@ class WeightUpdates:
                 f"{self._engine.weight_version!r}: send all weights"
             )
 
-    def _take(self, name: str, tensor: torch.Tensor) -> None:
+    def _take(self, name: str, tensor: torch.Tensor, *, copy: bool = True) -> None:
         try:
-            self._store.receive(name, tensor)
+            self._store.receive(name, tensor, copy=copy)
         except WeightSyncError as error:
             raise BadRequest(str(error)) from error
         self._num_received += 1

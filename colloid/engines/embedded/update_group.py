@@ -48,7 +48,7 @@ class UpdateGroups:
         self._groups.clear()
 
     def receive(self, bucket: BroadcastBucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors as they come, each to be used before the next; the checksum is compared after the last."""
+        """The tensors as they come, each in memory of its own; the checksum is compared after the last."""
         if bucket.group not in self._groups:
             raise BadRequest(f"the engine is in no group {bucket.group!r}: call /init_weights_update_group first")
         group, hasher = self._groups[bucket.group], xxhash.xxh3_128()

@@ -41,8 +41,8 @@ class WeightStore:
         for slot in self._slots:
             slot.staged.clear()
 
-    def receive(self, name: str, tensor: torch.Tensor) -> None:
-        """Takes one tensor (any float dtype; copied, never kept)."""
+    def receive(self, name: str, tensor: torch.Tensor, *, copy: bool = True) -> None:
+        """Takes one tensor, of any float dtype. `copy`: its memory is someone else's, who changes it later."""
         if name == HEAD and self.model.config.tied_embeddings:
             self._tied_head_checksum = tensor_checksum(tensor.to(self.model.dtype))
             return
@@ -54,7 +54,7 @@ class WeightStore:
         if name in self._received:
             raise WeightSyncError(f"{name} was sent twice in one update")
         self._received.add(name)
-        slot.staged[name] = tensor.to(slot.dtype, copy=True)
+        slot.staged[name] = tensor.to(slot.dtype, copy=copy)
         if len(slot.staged) == len(slot.parts):
             self._install(slot)
 
@@ -83,7 +83,7 @@ class WeightStore:
         """Replaces some tensors by what is made of their values; those for which that is None stay.
 
         Args:
-            patched: `(name, current values)`, called once a name.
+            patched: `(name, current values)`, called once a name; returns memory of its own.
         """
         wanted: dict[int, tuple[Slot, list[str]]] = {}
         for name in names:
@@ -94,7 +94,7 @@ class WeightStore:
             for name in of_slot:
                 made = patched(name, slot.staged[name])
                 if made is not None:
-                    slot.staged[name] = made.to(slot.dtype, copy=True)
+                    slot.staged[name] = made.to(slot.dtype)
             self._install(slot)
 
     def dense(self) -> Iterator[tuple[str, torch.Tensor]]:
