@@ -35,6 +35,7 @@ from colloid.engines.embedded.update_group import UpdateGroups
 from colloid.weights.senders import SendOptions, make_sender
 
 ROUNDS = 5
+START_SECONDS = 120
 
 
 class Receiver:
@@ -118,12 +119,14 @@ def receivers(count: int, place: Path) -> Iterator[tuple[list[EngineControl], li
             own, other = context.Pipe()
             processes.append(context.Process(target=receive, args=(str(place), other), daemon=True))
             processes[-1].start()
+            if not own.poll(START_SECONDS):
+                raise TimeoutError(f"receiver {len(processes)} does not serve after {START_SECONDS} s")
             controls.append(EngineControl(f"http://127.0.0.1:{own.recv()}", "key", timeout=300))
         yield controls, [os.getpid(), *(process.pid for process in processes)]
     finally:
         for process in processes:
             process.kill()
-            process.join()
+            process.join(10)
 
 
 def make_tensors(mib: int) -> dict[str, torch.Tensor]:
