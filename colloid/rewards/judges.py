@@ -12,6 +12,7 @@ judge hangs. A wrong number of values cannot be told apart by sample: all of tha
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,7 +76,7 @@ class Judge:
                 raise outcome
             return outcome
         target = "colloid.rewards.custom:call_custom_reward"
-        answer = await self.pool.run(target, (self.path, sample), self.options.timeout)
+        answer = await self.pool.run(target, (self.path, _sent(sample)), self.options.timeout)
         self._take(answer)
         apply_changes(sample, answer["changes"])
         return answer["reward"]
@@ -86,7 +87,8 @@ class Judge:
             return await self._batch(samples, retry=False)
         target = "colloid.rewards.custom:call_group_reward"
         try:
-            answer = await self.pool.run(target, (self.path, list(samples)), self._limit(len(samples)))
+            sent = [_sent(sample) for sample in samples]
+            answer = await self.pool.run(target, (self.path, sent), self._limit(len(samples)))
             self._take(answer)
             rewards = _counted(answer["rewards"], len(samples))
         except GradingFailed as error:
@@ -230,6 +232,13 @@ class _Raised(GradingFailed):
 
 class _Miscounted(GradingFailed):
     """Another number of values than of samples."""
+
+
+def _sent(sample: Sample) -> Sample:
+    """As a worker gets it: without the experts that the engine chose, which are megabytes of no use to a reward."""
+    twin = copy.copy(sample)
+    twin.rollout_routed_experts = None
+    return twin
 
 
 def columns_of(samples: Sequence[Sample]) -> dict[str, list[Any]]:

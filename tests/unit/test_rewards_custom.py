@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from colloid import Sample
@@ -226,6 +227,22 @@ async def reward_func(args, samples, **kwargs):
     assert [sample.reward["acc"] for sample in samples] == [0.0, 1.0, 0.0]
     assert [sample.metadata["rank"] for sample in samples] == [1, 3, 2]
     assert samples[0].reward["n"] == 3 and failed.reward is None and given.reward == {"acc": 0.25}
+
+
+@pytest.mark.timeout(60)
+def test_the_experts_that_an_engine_chose_are_kept_here_and_not_sent_to_the_judge(judge):
+    path = judge("""
+async def one(args, sample):
+    return float(sample.rollout_routed_experts is None)
+
+async def all_of_them(args, samples):
+    return [float(one.rollout_routed_experts is None) for one in samples]
+""")
+    for name in ("one", "all_of_them"):
+        group = name == "all_of_them"
+        sample = finished("x", rollout_routed_experts=np.zeros((3, 2, 1), dtype=np.int16))
+        graded(grader_for(f"{path}:{name}", group_rm=group, timeout=30), [sample], group=group)
+        assert sample.reward == 1.0 and sample.rollout_routed_experts.shape == (3, 2, 1)
 
 
 def test_forms_are_told_apart_by_their_parameters(judge):

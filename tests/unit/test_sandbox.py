@@ -239,7 +239,7 @@ asyncio.run(main())
     assert process.stdout.readline() == "runs\n"
     started = set(_processes("runner.py")) - before
     process.kill()
-    process.wait()
+    process.wait(20)
     deadline = time.monotonic() + 20
     while started & set(_processes("runner.py")) and time.monotonic() < deadline:
         time.sleep(0.05)

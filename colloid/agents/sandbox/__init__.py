@@ -29,6 +29,8 @@ MECHANISMS = ("namespaces", "landlock")
 RUNNER = Path(__file__).with_name("runner.py")
 GRACE = 10.0
 """Seconds beyond its timeout after which a run's supervisor is killed too; it should have ended by itself."""
+END_TIMEOUT = 2.0
+"""Seconds that a supervisor has to end once it is told to, and again once it is killed."""
 ENVIRONMENT = {
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
@@ -243,10 +245,10 @@ async def _end(process: Any) -> None:
     if process.returncode is None:
         _signal(process, process.terminate)
         try:
-            await asyncio.wait_for(asyncio.shield(process.wait()), 2.0)
+            await asyncio.wait_for(process.wait(), END_TIMEOUT)
         except asyncio.TimeoutError:
             _signal(process, process.kill)
-            await process.wait()
+            await asyncio.wait_for(process.wait(), END_TIMEOUT)
 
 
 def _signal(process: Any, send: Any) -> None:
