@@ -110,9 +110,14 @@ def _progress_lines(records: list[dict[str, Any]]) -> list[str]:
 
 def _details(records: list[dict[str, Any]], prefix: str) -> str:
     """pass@k, truncation and length of a set, as the rest of its line."""
-    found = {name.removeprefix(prefix): _values(records, name)[-1:] for record in records for name in record}
-    shown = [name for name in found if name.startswith("pass@")] + ["truncated_ratio", "response_length"]
-    return "".join(f"  {name.replace('_', ' ')} {found[name][0]:.3g}" for name in shown if found.get(name))
+    last = {
+        name.removeprefix(prefix): value
+        for record in records
+        for name, value in record.items()
+        if name.startswith(prefix) and value is not None
+    }
+    shown = [name for name in last if name.startswith("pass@")] + ["truncated_ratio", "response_length"]
+    return "".join(f"  {name.replace('_', ' ')} {last[name]:.3g}" for name in shown if name in last)
 
 
 def _time_lines(records: list[dict[str, Any]]) -> list[str]:

@@ -27,6 +27,8 @@ CURVES = {
     "rollout/*": "rollout/step",
     "multi_turn/*": "rollout/step",
     "passrate/*": "rollout/step",
+    "staleness/*": "rollout/step",
+    "data/*": "rollout/step",
     "perf/*": "rollout/step",
     "eval/*": "eval/step",
 }
