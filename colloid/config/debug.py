@@ -8,7 +8,6 @@ from collections.abc import Callable
 from itertools import count, takewhile
 
 from colloid.config.args import Args
-from colloid.config.tables import tables
 from colloid.errors import ConfigError
 
 Rule = Callable[[Args], "str | None"]
@@ -53,13 +52,8 @@ def _resolve_details(args: Args) -> None:
     root = directory.replace("{", "{{").replace("}", "}}")
     if args.save_debug_rollout_data is None and not args.debug_train_only:
         args.save_debug_rollout_data = f"{root}/rollout_data/{FIELD}.jsonl"
-    train_data = f"{root}/train_data/{FIELD}_{{rank}}.pt"
-    if args.save_debug_train_data is None and not args.debug_rollout_only and _is_built("save_debug_train_data"):
-        args.save_debug_train_data = train_data
-
-
-def _is_built(dest: str) -> bool:
-    return tables().by_dest[dest][0].built is None
+    if args.save_debug_train_data is None and not args.debug_rollout_only:
+        args.save_debug_train_data = f"{root}/train_data/{FIELD}_{{rank}}.pt"
 
 
 def _check_fields(option: str, path: str) -> None:
