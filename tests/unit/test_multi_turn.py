@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import math
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 import torch
 
 from colloid.algorithms.rewards import shape_rewards
-from colloid.config import parse
 from colloid.errors import HookError
-from colloid.rollout.manager import RolloutManager
+from tests.conversations import run_conversations
 from tests.fake_engine import FakeEngine, seeded
 
 GROUP = """
@@ -63,38 +61,8 @@ def tokenizer(tiny_model_dir):
 def run(tiny_model_dir, tmp_path):
     """`run(function, engine, *flags)` -> the columns of a rollout of 2 prompts with 2 samples, and its metrics."""
 
-    def make(function, engine, *flags, prompt=None, body=None):
-        path = tmp_path / f"custom_generate_{len(list(tmp_path.glob('*.py')))}.py"  # a file is imported once
-        path.write_text(function)
-        rows = [
-            {"prompt": prompt or [{"role": "user", "content": f"What is {i} + 1?"}], "label": str(i + 1)}
-            for i in range(4)
-        ]
-        (tmp_path / "agent.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        args = parse(
-            [
-                *("--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(tmp_path / "agent.jsonl")),
-                *("--custom-generate-function-path", str(path), "--max-turns", "5"),
-                *("--rollout-batch-size", "2", "--n-samples-per-prompt", "2", "--num-rollout", "2"),
-                *("--rollout-max-response-len", "60", "--outputs-dir", str(tmp_path / "outputs"), *flags),
-            ],
-            "train",
-        )
-
-        async def rollout():
-            async with engine.serve():
-                manager = RolloutManager(args)
-                await manager.start(engine.url, [engine.url], "key")
-                try:
-                    return await (body(manager) if body else manager.generate(0, 3))
-                finally:
-                    await manager.close()
-
-        result = asyncio.run(rollout())
-        if body is not None:
-            return result
-        (batch,) = result.batches
-        return batch.samples, result.metrics
+    def make(function, engine, *flags, **more):
+        return run_conversations(tiny_model_dir(), tmp_path, function, engine, "--max-turns", "5", *flags, **more)
 
     return make
 
