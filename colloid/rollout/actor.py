@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
 from colloid.engines.launch import EngineConfig
 from colloid.engines.router import RouterConfig, local_address
+from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
@@ -93,13 +96,15 @@ class RolloutActor:
         """
         import ray
 
-        result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
+        with self._ended_engines_named():
+            result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """All evaluation sets, on the weights that the engines hold."""
-        return await self._manager.evaluate(rollout_id)
+        with self._ended_engines_named():
+            return await self._manager.evaluate(rollout_id)
 
     async def save(self, directory: str, rollout_id: int) -> None:
         """Data source with buffer and counters, into an existing directory."""
@@ -129,6 +134,16 @@ class RolloutActor:
             if self._teacher is not None:
                 self._teacher.stop()
         return self._args.options_read()
+
+    @contextmanager
+    def _ended_engines_named(self) -> Iterator[None]:
+        """Where an engine or the router has ended, that is the error, rather than what failed because of it."""
+        try:
+            yield
+        except (EngineError, DeadlineExceeded):
+            if self._fleet is not None:
+                self._fleet.check()
+            raise
 
 
 def fleet_config(args: Any, api_key: str) -> FleetConfig:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,8 @@ import pytest
 
 from colloid.config import parse
 from colloid.engines.fleet import Fleet
-from colloid.rollout.actor import fleet_config
+from colloid.errors import EngineError
+from colloid.rollout.actor import RolloutActor, fleet_config
 from colloid.rollout.manager import RolloutManager
 
 FLAGS = [
@@ -22,13 +25,16 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def args(tiny_model_dir, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("rollout")
+def options(model, directory):
     data = directory / "data.jsonl"
     data.write_text("".join(json.dumps({"prompt": f"What is {i} + 1?", "label": str(i + 1)}) + "\n" for i in range(9)))
-    paths = ["--hf-checkpoint", str(tiny_model_dir()), "--prompt-data", str(data), "--outputs-dir", str(directory)]
+    paths = ["--hf-checkpoint", str(model), "--prompt-data", str(data), "--outputs-dir", str(directory)]
     return parse([*paths, "--eval-prompt-data", "nine", str(data), *FLAGS], "train")
+
+
+@pytest.fixture(scope="module")
+def args(tiny_model_dir, tmp_path_factory):
+    return options(tiny_model_dir(), tmp_path_factory.mktemp("rollout"))
 
 
 @pytest.fixture(scope="module")
@@ -74,3 +80,19 @@ def test_the_engine_reports_a_log_prob_and_a_version_for_every_token(args, fleet
         assert (columns.rollout_log_probs < 0).all()
         assert (columns.weight_versions == columns.weight_versions[0]).all()
         assert len({tuple(row) for row in np.split(columns.tokens, columns.offsets[1:-1])}) > 8
+
+
+@pytest.mark.timeout(300)
+def test_a_rollout_that_fails_as_its_engine_has_ended_says_which_and_how(tiny_model_dir, tmp_path):
+    async def run():
+        actor = RolloutActor(options(tiny_model_dir(), tmp_path))
+        actor.load_data()
+        try:
+            access = await actor.start(2)
+            os.kill(access.pids[0], signal.SIGKILL)
+            with pytest.raises(EngineError, match=rf"engine {access.addresses[0].url} .*ended with -9; .*engine_0.log"):
+                await actor.generate(0, 0, -1, None)
+        finally:
+            await actor.close()
+
+    asyncio.run(run())
