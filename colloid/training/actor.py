@@ -24,7 +24,7 @@ from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.logits_head import LogitsHead
 from colloid.training.megatron.model import build_model, name_map, named_parameters
 from colloid.training.megatron.optimizer import build_optimizer, build_scheduler, reset_states
-from colloid.training.megatron.routing_replay import RoutingReplay
+from colloid.training.megatron.routing_replay import RolloutRouting, RoutingReplay
 from colloid.training.megatron.shards import weight_coordinates
 from colloid.training.policy_rank import PolicyRank
 from colloid.training.reference import ReferenceModel
@@ -140,6 +140,7 @@ class Actor(PolicyRank):
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
         metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
+        self._routing = RolloutRouting(None)  # A table of experts is not kept while the next rollout is made.
         if self._reference and self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self._reference.become_policy()
         metrics["perf/log_probs_time"] = trained - begin

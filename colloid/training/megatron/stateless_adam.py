@@ -61,8 +61,8 @@ def with_moments(optimizer: MegatronOptimizer | None) -> Iterator[None]:
     """
     for part in _stateless(optimizer) if optimizer and optimizer.config.bf16 else []:
         for parameter in (parameter for group in part.optimizer.param_groups for parameter in group["params"]):
-            zeros = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            part.optimizer.state[parameter] = zeros
+            zeros = torch.zeros_like(parameter)  # Nothing writes to them: one tensor is enough.
+            part.optimizer.state[parameter] = {"exp_avg": zeros, "exp_avg_sq": zeros}
     try:
         yield
     finally:
