@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, TimeoutError
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,9 +16,13 @@ import xxhash
 from colloid.config.prompt_files import PromptFile, parse_prompt_file
 from colloid.data.files import Columns, RawRow, open_rows
 from colloid.data.rows import Outcome, Processor, PromptDataset, PromptRow, Tally
-from colloid.data.workers import DataWorkers
+from colloid.data.workers import DataWorkers, span
+
+logger = logging.getLogger(__name__)
 
 CHUNK_ROWS = 256
+PATIENCE = 60
+"""Seconds without an answer of the data workers after which a warning is logged, and again."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,22 @@ def in_order(chunks: Iterable[Any], pool: DataWorkers | Inline) -> Iterator[tupl
     for chunk in chunks:
         pending.append((chunk, pool.submit(chunk.rows)))
         if len(pending) > pool.depth:
-            done, future = pending.popleft()
-            yield done, future.result()
+            yield _done(*pending.popleft())
     while pending:
-        done, future = pending.popleft()
-        yield done, future.result()
+        yield _done(*pending.popleft())
+
+
+def _done(chunk: Any, future: Future) -> tuple[Any, list[Outcome]]:
+    """Waits for the outcomes, and says what for where it is long: a tokenizer may hang."""
+    waited = 0
+    while True:
+        try:
+            return chunk, future.result(PATIENCE)
+        except TimeoutError:
+            if future.done():
+                raise
+            waited += PATIENCE
+            logger.warning("the data workers have not tokenised %s after %g s", span(chunk.rows), waited)
 
 
 @dataclass(frozen=True)

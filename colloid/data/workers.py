@@ -101,7 +101,7 @@ class DataWorkers:
                 self._end(number)
                 if self._closed:
                     raise DataError(CLOSED) from None
-                message = f"a data worker ended (exit status {process.returncode}) while it read {_span(rows)}"
+                message = f"a data worker ended (exit status {process.returncode}) while it read {span(rows)}"
                 if attempt == 2:
                     raise DataError(f"{message}, twice. Is there too little memory, or does a row crash it?") from None
                 logger.warning("%s; another one tries again", message)
@@ -161,6 +161,7 @@ def read_frame(file: Any) -> bytes:
     return body
 
 
-def _span(rows: list[RawRow]) -> str:
+def span(rows: list[RawRow]) -> str:
+    """How messages name rows."""
     first, last = rows[0], rows[-1]
     return f"the rows {place(first.path, first.number)} to {place(last.path, last.number)}"

@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 from colloid.config.prompt_files import PromptFile, parse_prompt_file
 from colloid.data.files import Columns, RawRow, open_rows
 from colloid.data.prompts import PromptFormat, PromptProcessor, load_prompts
-from colloid.data.reading import LoadOptions
+from colloid.data.reading import Chunk, LoadOptions, in_order
 from colloid.data.workers import DataWorkers
 from colloid.errors import ConfigError, DataError
 from tests.data_processors import Slow
@@ -197,6 +198,15 @@ def test_workers_keep_the_order_come_back_and_can_be_killed(tmp_path):
     with pytest.raises(DataError, match="closed"):
         asleep.result(timeout=10)
     assert pids and not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def test_rows_that_are_long_in_work_are_named(monkeypatch, caplog):
+    monkeypatch.setattr("colloid.data.reading.PATIENCE", 0.2)
+    pool = DataWorkers(Slow(), 1)
+    threading.Timer(1.0, pool.close).start()
+    with pytest.raises(DataError, match="closed"):
+        list(in_order([Chunk([RawRow("d.jsonl", 3, b"sleep")])], pool))
+    assert "have not tokenised the rows d.jsonl:3 to d.jsonl:3 after 0.4 s" in caplog.text
 
 
 def _lives(pid):
