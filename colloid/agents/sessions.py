@@ -257,9 +257,10 @@ def _start(coroutine: Coroutine) -> asyncio.Task:
 
 
 def _as_sent(calls: list[Call]) -> list[dict[str, Any]]:
-    functions = [{"name": call.name, "arguments": call.arguments} for call in calls]
-    pairs = zip(calls, functions, strict=True)
-    return [{"id": call.id, "type": "function", "function": function} for call, function in pairs]
+    return [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in calls
+    ]
 
 
 def _forms(begun: str, sampled: str, text: str, made: dict[str, Any]) -> Iterator[dict[str, Any]]:
