@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.engines import sglang
+from colloid.engines.addresses import LOOPBACK
 from colloid.engines.process import ModuleProcess
 from colloid.errors import EngineError
 
@@ -32,7 +33,7 @@ class EngineConfig:
     model_path: str
     log_dir: Path
     api_key: str = field(repr=False)
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     kind: str = "embedded"
     options: dict[str, Any] = field(default_factory=dict)
     python: str | None = None

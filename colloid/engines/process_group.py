@@ -8,15 +8,12 @@ engine that makes its side with torch's own functions meets this one.
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
 from datetime import timedelta
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
 BACKENDS = ("gloo", "nccl")
-LOOPBACK = "127.0.0.1"
 
 
 class UpdateGroup:
@@ -75,18 +72,3 @@ def serve_store(host: str, size: int, timeout: float) -> tuple[dist.TCPStore, in
 def connect_store(host: str, port: int, timeout: float) -> dist.TCPStore:
     """The store that another rank serves."""
     return dist.TCPStore(host, port, None, False, timedelta(seconds=timeout), wait_for_workers=False)
-
-
-def address_towards(host: str) -> str:
-    """This host's own address in the network in which `host` is; nothing is sent."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return probe.getsockname()[0]
-
-
-def address_for(urls: Iterable[str]) -> str:
-    """The address at which all servers reach this host: loopback where all of them are here."""
-    found = {address_towards(urlsplit(url).hostname or LOOPBACK) for url in urls}
-    outside = sorted(address for address in found if address not in (LOOPBACK, "::1"))
-    return outside[0] if outside else LOOPBACK

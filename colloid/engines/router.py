@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-import socket
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from colloid.engines.addresses import LOOPBACK, free_port, is_free
 from colloid.engines.control import EngineControl
 from colloid.engines.process import ModuleProcess
 from colloid.errors import ConfigError, EngineError
@@ -42,7 +42,7 @@ class RouterConfig:
 
     kind: str = "sglang-router"
     """`sglang-router` or `smg`."""
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
     port: int = 0
     """0: any free one. A given port that is taken is a `ConfigError`."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -178,33 +178,6 @@ class Router(_Workers):
 
     def stop(self) -> None:
         self._process.stop()
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
-
-
-def local_address(router_ip: str | None) -> str:
-    """Where engines listen: on loopback, unless the router that has to reach them is on another machine."""
-    if router_ip is None or router_ip in ("localhost", "::1") or router_ip.startswith("127."):
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((router_ip, 9))  # sends nothing
-        return probe.getsockname()[0]
-
-
-def is_free(host: str, port: int) -> bool:
-    """Whether nothing listens on the port."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
 
 
 def _launch(config: RouterConfig, port: int, api_key: str, log_dir: Path) -> ModuleProcess:

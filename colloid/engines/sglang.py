@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from colloid.engines.addresses import is_free
 from colloid.engines.control import EngineControl
-from colloid.engines.router import is_free
 from colloid.errors import EngineError
 
 MODULE = "sglang.launch_server"

@@ -16,10 +16,11 @@ from colloid.config.eval_config import has_trainer
 from colloid.config.sft import serves
 from colloid.config.sglang import engine_options, router_options
 from colloid.config.sglang_installed import find_python
+from colloid.engines.addresses import LOOPBACK, address_towards
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
 from colloid.engines.launch import EngineConfig
-from colloid.engines.router import RouterConfig, local_address
+from colloid.engines.router import RouterConfig
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
@@ -160,7 +161,8 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
         model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
         log_dir=Path(args.run_dir) / "engines",
         api_key=api_key,
-        host=local_address(args.sglang_router_ip),
+        # A router that runs already may be on another machine, and has to reach the engines.
+        host=address_towards(args.sglang_router_ip or LOOPBACK),
         kind=args.rollout_engine,
         options=engine_options(args),
         python=find_python(args) if sglang else None,

@@ -16,9 +16,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 import torch
 import xxhash
 
+from colloid.engines.addresses import address_for
 from colloid.engines.checksums import raw_bytes
 from colloid.engines.control import EngineControl
-from colloid.engines.process_group import UpdateGroup, address_for, serve_store
+from colloid.engines.process_group import UpdateGroup, serve_store
 from colloid.errors import EngineError, WeightSyncError
 from colloid.weights.buckets import Bucket, make_buckets
 from colloid.weights.engine_update import EngineUpdate, server_facts

@@ -8,8 +8,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from colloid.engines.addresses import address_for, address_towards, free_port
 from colloid.engines.control import EngineControl
-from colloid.engines.router import ExternalRouter, Router, RouterConfig, free_port, local_address
+from colloid.engines.router import ExternalRouter, Router, RouterConfig
 from colloid.errors import ConfigError, EngineError
 from colloid.rollout.client import EngineClient
 
@@ -123,7 +124,9 @@ def test_a_router_that_is_not_there_is_an_error():
 
 
 def test_engines_listen_on_loopback_unless_the_router_is_elsewhere():
-    assert {local_address(ip) for ip in (None, "localhost", "127.0.0.1", "::1")} == {"127.0.0.1"}
+    here = ("localhost", "127.0.0.1", "127.0.0.2")
+    assert {address_towards(host) for host in here} == {"127.0.0.1"}
+    assert address_for(f"http://{host}:80" for host in here) == address_for([]) == "127.0.0.1"
 
 
 def test_free_ports_can_be_bound():

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import torch
 import xxhash
 
+from colloid.engines.addresses import address_towards
 from colloid.engines.checksums import raw_bytes
 from colloid.engines.contract import BadRequest
 from colloid.engines.contract_weights import BroadcastBucket, GroupStart
 from colloid.engines.embedded.shared_memory import DTYPES
-from colloid.engines.process_group import UpdateGroup, address_towards, connect_store
+from colloid.engines.process_group import UpdateGroup, connect_store
 
 TIMEOUT = 300.0
 """Seconds for all ranks to join, and for one tensor to come."""
