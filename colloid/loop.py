@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,11 @@ def train(args: Any) -> None:
     """Synchronous training: each rollout is generated with the weights that the rollout before it trained."""
     if evaluates_only(args):
         return evaluate(args)
-    setup_logging(args.run_dir, "driver")
-    save_options(args)
-    trackers = trackers_of(args)
-    with Run(args) as run:
-        start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers, events_directory(args))
-        progress = Progress(args.num_rollout, start)
+    with started(args) as (run, writer, progress):
         if run.trains and run.serves:
             run.sync_weights()
 
-        for rollout_id in range(start, args.num_rollout):
+        for rollout_id in range(run.start_rollout_id, args.num_rollout):
             if evaluation_due(args, rollout_id):
                 writer.log(rollout_id, run.evaluate(rollout_id))
             clock = Clock()
@@ -63,14 +58,6 @@ def train(args: Any) -> None:
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
-        if evaluates(args):
-            writer.log(args.num_rollout, run.evaluate(args.num_rollout))
-        progress.close()
-        writer.close()
-    if not (args.debug_train_only or args.debug_rollout_only):  # a part that is left out reads nothing
-        report_unread(args, run.options_read)
-    print(summary(args.run_dir))
-
 
 def train_async(args: Any) -> None:
     """Asynchronous training: while rollout r is trained, those up to r + `--async-buffer-size` are being made.
@@ -80,18 +67,12 @@ def train_async(args: Any) -> None:
     """
     if evaluates_only(args):
         return evaluate(args)
-    setup_logging(args.run_dir, "driver")
-    save_options(args)
-    trackers = trackers_of(args)
-    with Run(args) as run:
-        start = run.start_rollout_id
-        writer = MetricsWriter(args.run_dir, start - 1 if args.resume_from else None, trackers, events_directory(args))
-        progress = Progress(args.num_rollout, start)
+    with started(args) as (run, writer, progress):
         ahead = RolloutsAhead(run, args)
         if run.serves:
             run.sync_weights()
 
-        for rollout_id in range(start, args.num_rollout):
+        for rollout_id in range(run.start_rollout_id, args.num_rollout):
             ahead.start(rollout_id)
             if evaluation_due(args, rollout_id):
                 writer.log(rollout_id, run.evaluate(rollout_id))
@@ -116,11 +97,24 @@ def train_async(args: Any) -> None:
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
-        if evaluates(args):
-            writer.log(args.num_rollout, run.evaluate(args.num_rollout))
-        progress.close()
-        writer.close()
-    report_unread(args, run.options_read)
+
+@contextmanager
+def started(args: Any) -> Iterator[tuple[Run, MetricsWriter, Progress]]:
+    """A run with what it writes; after its rollouts come the last evaluation, and what a person wants to know."""
+    setup_logging(args.run_dir, "driver")
+    save_options(args)
+    trackers = trackers_of(args)
+    with Run(args) as run:
+        start = run.start_rollout_id
+        resume_step = start - 1 if args.resume_from else None
+        with MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
+            progress = Progress(args.num_rollout, start)
+            yield run, writer, progress
+            if evaluates(args):
+                writer.log(args.num_rollout, run.evaluate(args.num_rollout))
+            progress.close()
+    if not (args.debug_train_only or args.debug_rollout_only):  # a part that is left out reads nothing
+        report_unread(args, run.options_read)
     print(summary(args.run_dir))
 
 
