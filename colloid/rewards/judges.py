@@ -203,7 +203,8 @@ class CustomRewards:
         """Kills all workers; what still waits hears that there is no reward."""
         for judge in self._judges.values():
             await judge.pool.close()
-            await asyncio.gather(*judge.running, return_exceptions=True)
+            while judge.running:  # A call that ends starts the next, of those that wait.
+                await asyncio.gather(*judge.running, return_exceptions=True)
 
     def _judge(self, path: str) -> Judge:
         if path not in self._judges:

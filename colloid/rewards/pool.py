@@ -134,6 +134,8 @@ class WorkerPool:
     async def close(self) -> None:
         """Kills all workers; calls that still run, and later ones, fail."""
         self._closed = True
+        async with self._changed:  # No worker is being started any more.
+            self._changed.notify_all()  # Whoever waits for a place hears that there is none any more.
         calls = list(self._calls)
         workers = list(self._workers)
         for worker in workers:
@@ -144,8 +146,6 @@ class WorkerPool:
             except asyncio.TimeoutError:
                 logger.warning("worker %d was killed, and has not ended after %g s", worker.process.pid, END_TIMEOUT)
             worker.reader.cancel()
-        async with self._changed:
-            self._changed.notify_all()  # Whoever waits for a place hears that there is none any more.
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _run_once(self, target: str, args: tuple, timeout: float, alone: bool, kill_if_cancelled: bool) -> Any:

@@ -232,6 +232,19 @@ def test_a_worker_that_does_not_start_in_time_is_killed_and_named(monkeypatch):
     with_pool(run, preload=(f"{HERE}:block", (1000,)))
 
 
+def test_a_worker_that_is_being_started_when_the_pool_closes_is_killed_too():
+    async def body():
+        pool = WorkerPool(1)
+        call = asyncio.ensure_future(pool.run(f"{HERE}:block", (1000,), 60))
+        await asyncio.sleep(0)
+        await pool.close()
+        with pytest.raises(GradingFailed, match="the pool was closed"):
+            await asyncio.wait_for(call, 5)
+        assert not pool._workers
+
+    asyncio.run(body())
+
+
 def graded(samples, **options):
     async def body():
         grader = Grader(**{"rm_type": None, "workers": 1, **options})
