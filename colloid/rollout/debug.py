@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
@@ -12,9 +11,9 @@ from typing import Any
 
 from colloid.config.debug import rollout_file
 from colloid.data.sample import Sample
-from colloid.errors import CheckpointError, DataError
+from colloid.errors import DataError
 from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
-from colloid.rollout.manager import STATE_FILE
+from colloid.rollout.manager import check_state, write_state
 from colloid.rollout.metrics import rollout_metrics
 from colloid.rollout.record import load_rollout
 from colloid.rollout.runner import check_not_all_failed
@@ -89,13 +88,11 @@ class LoadedRollouts:
 
     def save(self, directory: str | Path, rollout_id: int) -> None:
         """Writes the rollout's number; there is no data source."""
-        Path(directory, STATE_FILE).write_text(json.dumps({"rollout_id": rollout_id}))
+        write_state(directory, rollout_id)
 
     def load(self, directory: str | Path, rollout_id: int) -> None:
         """Checks that the checkpoint is of this rollout."""
-        saved = json.loads(Path(directory, STATE_FILE).read_text())["rollout_id"]
-        if saved != rollout_id:
-            raise CheckpointError(f"{directory} is of rollout {saved}, and rollout {rollout_id} is resumed")
+        check_state(directory, rollout_id)
 
     async def close(self) -> None:
         """Nothing is open."""

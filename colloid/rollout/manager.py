@@ -300,16 +300,11 @@ class RolloutManager:
         self._waiting.save(directory)
         self._source.checkpoint_dir = str(directory)
         self._source.save(rollout_id)
-        Path(directory, STATE_FILE).write_text(json.dumps({"rollout_id": rollout_id}))
+        write_state(directory, rollout_id)
 
     def load(self, directory: str | Path, rollout_id: int) -> None:
         """The inverse of `save`."""
-        path = Path(directory, STATE_FILE)
-        if not path.exists():
-            raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a checkpoint's rollout state")
-        saved = json.loads(path.read_text())["rollout_id"]
-        if saved != rollout_id:
-            raise CheckpointError(f"{path} is of rollout {saved}, and rollout {rollout_id} is resumed")
+        check_state(directory, rollout_id)
         self._source.checkpoint_dir = str(directory)
         self._source.load(rollout_id)
         self._waiting.load(directory)
@@ -355,3 +350,21 @@ class RolloutManager:
     def _data_metrics(self) -> dict[str, float]:
         dataset = self._dataset()
         return dataset.metrics() if isinstance(dataset, (PromptDataset, PromptStream, Mixture)) else {}
+
+
+def write_state(directory: str | Path, rollout_id: int) -> None:
+    """Writes which rollout a checkpoint is of, into `directory`."""
+    Path(directory, STATE_FILE).write_text(json.dumps({"rollout_id": rollout_id}))
+
+
+def check_state(directory: str | Path, rollout_id: int) -> None:
+    """
+    Raises:
+        CheckpointError: `directory` is not the rollout's part of the checkpoint of `rollout_id`.
+    """
+    path = Path(directory, STATE_FILE)
+    if not path.exists():
+        raise CheckpointError(f"{directory} has no {STATE_FILE}: it is not a checkpoint's rollout state")
+    saved = json.loads(path.read_text())["rollout_id"]
+    if saved != rollout_id:
+        raise CheckpointError(f"{path} is of rollout {saved}, and rollout {rollout_id} is resumed")
