@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 
@@ -55,10 +56,13 @@ class Versions:
 
 
 def oldest_version(sample: Sample) -> int | None:
-    """The oldest version of the tokens that would be trained; None: there are none, or it is unknown."""
-    mask = sample.loss_mask or [1] * len(sample.weight_versions)
-    known = [version for version, kept in zip(sample.weight_versions, mask, strict=True) if kept and version >= 0]
-    return min(known, default=None)
+    """The oldest version of the tokens that would be trained; None: there are none, or it is unknown.
+
+    A user's function may record no versions beside its mask. Arrays of other lengths are named where they become
+    columns.
+    """
+    trained = compress(sample.weight_versions, sample.loss_mask) if sample.loss_mask else sample.weight_versions
+    return min((version for version in set(trained) if version >= 0), default=None)
 
 
 def is_stale(group: Group, oldest: int | None) -> bool:

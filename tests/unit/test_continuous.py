@@ -12,12 +12,12 @@ from collections import Counter
 import pytest
 
 from colloid.data.groups import is_finished
-from colloid.data.sample import Status
+from colloid.data.sample import Sample, Status
 from colloid.errors import EngineError, HookError
 from colloid.rollout.continuous import GroupStream
 from colloid.rollout.options import MAX_DRAWS, SamplingOptions
 from colloid.rollout.runner import GroupRunner
-from colloid.rollout.staleness import Versions, oldest_version
+from colloid.rollout.staleness import Versions, is_stale, oldest_version
 from tests.fake_client import FakeClient
 from tests.unit.test_partial_rollout import BUDGET, FakeGrader, Tokenizer, keep_mixed, make_source
 from tests.virtual_time import VirtualTimeLoop
@@ -308,3 +308,14 @@ def test_nothing_is_born_too_old_and_capacity_is_used(bound, ahead, interval):
 
 async def _judge(sample, reward_key=None):
     sample.reward = 1.0
+
+
+def test_a_samples_age_is_that_of_what_is_trained_of_it_and_unknown_without_versions():
+    sample = Sample(tokens=[1, 2, 3, 4, 5], response_length=4, weight_versions=[2, -1, 3, 4])
+    assert oldest_version(sample) == 2
+    sample.loss_mask = [0, 1, 1, 1]
+    assert oldest_version(sample) == 3 and is_stale([sample], 4) and not is_stale([[sample]], 3)
+    sample.loss_mask = [0, 1, 0, 0]
+    assert oldest_version(sample) is None
+    by_hand = Sample(tokens=[1, 2, 3], response_length=2, loss_mask=[1, 0])
+    assert oldest_version(by_hand) is None and not is_stale([by_hand], 4)
