@@ -62,6 +62,29 @@ def run_training(directory: Path, *arguments: object, timeout: float = 500, entr
     return Ended(code, output.read_bytes()[before:].decode(errors="replace"))
 
 
+def run_example(name: str, outputs: Path, *options: object, timeout: float = 350, **environment: str) -> str:
+    """Runs `examples/NAME/run.sh --cpu` to its end; returns what it printed, with all its processes ended."""
+    command = ["bash", f"examples/{name}/run.sh", "--cpu", "--outputs-dir", str(outputs), *map(str, options)]
+    printed = outputs.parent / f"{outputs.name}-{name}.txt"
+    with printed.open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHON": sys.executable, **environment},
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout)
+        finally:
+            if process.returncode is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait(30)
+    assert code == 0, printed.read_text()[-5000:]
+    return printed.read_text()
+
+
 def metrics_of(run_dir: Path) -> list[dict]:
     """The lines of `metrics.jsonl`, without times."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]

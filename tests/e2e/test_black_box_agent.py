@@ -1,24 +1,19 @@
 """The example of agents that bring their own loop: unmodified clients of both APIs are trained for a few steps."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pyarrow.parquet
 import pytest
 
-from tests.e2e.running import ROOT, metrics_of
+from tests.e2e.running import metrics_of, run_example
 
 
 @pytest.mark.timeout(900)
 def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
-    command = ["bash", "examples/black_box_agent/run.sh", "--cpu", "--outputs-dir", str(tmp_path)]
-    command += ["--num-rollout", "2", "--rollout-batch-size", "8", "--n-samples-per-prompt", "4"]
-    environment = {**os.environ, "PYTHON": sys.executable}
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=850, env=environment)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    lines = metrics_of(tmp_path / "black-box-agent")
+    outputs = tmp_path / "outputs"
+    sizes = ("--num-rollout", 2, "--rollout-batch-size", 8, "--n-samples-per-prompt", 4)
+    printed = run_example("black_box_agent", outputs, *sizes, timeout=850)
+    lines = metrics_of(outputs / "black-box-agent")
     assert len(lines) == 2 and any(line["train/grad_norm"] > 0 for line in lines)
     for line in lines:
         assert (
@@ -28,7 +23,7 @@ def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
         )
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
         assert line["rollout/num_failed_samples"] == 0 and "rollout/num_text_only_samples" not in line
-    rows = pyarrow.parquet.read_table(tmp_path / "black-box-agent/rollouts/000000.parquet").to_pylist()
+    rows = pyarrow.parquet.read_table(outputs / "black-box-agent/rollouts/000000.parquet").to_pylist()
     assert all(row["newest_weight_version"] >= 0 for row in rows), "inserted tokens have none"
     several = set()
     for row in rows:
@@ -38,4 +33,4 @@ def test_unmodified_clients_of_openai_and_anthropic_are_trained(tmp_path):
             several.add(metadata["client"])
             assert calls[0]["function"]["name"] == "add" and "tool" in row["response"]
     assert several == {"openai", "anthropic"}
-    assert "mean reward, with anthropic" in ended.stdout
+    assert "mean reward, with anthropic" in printed

@@ -2,14 +2,10 @@
 reward; and it is the same whether the teacher is behind an engine or in the trainer.
 """
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from examples.on_policy_distillation.report import sentences
-from tests.e2e.running import ROOT, metrics_of, run_training
+from tests.e2e.running import ROOT, metrics_of, run_example, run_training
 
 RECIPE = ROOT / "examples/on_policy_distillation"
 ROLLOUTS = ("--deterministic", "--num-rollout", 8)
@@ -18,18 +14,11 @@ ROLLOUTS = ("--deterministic", "--num-rollout", 8)
 @pytest.mark.timeout(400)
 def test_the_example_lowers_the_kl_to_its_teacher_which_may_be_behind_an_engine_or_in_the_trainer(tmp_path):
     outputs = tmp_path / "outputs"
-    ended = subprocess.run(
-        ["bash", RECIPE / "run.sh", "--cpu", "--outputs-dir", outputs, "--teacher-hidden", "64", *map(str, ROLLOUTS)],
-        env={**os.environ, "PYTHON": sys.executable},
-        capture_output=True,
-        text=True,
-        timeout=250,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    printed = run_example("on_policy_distillation", outputs, "--teacher-hidden", 64, *ROLLOUTS, timeout=250)
     behind_engine = metrics_of(outputs / "distillation")
     kl = [line["train/opd_kl"] for line in behind_engine]
     assert kl[-1] < 0.3 * kl[0]
-    assert f"KL to the teacher, first -> last rollout:   {kl[0]:.3f} -> {kl[-1]:.3f}" in ended.stdout
+    assert f"KL to the teacher, first -> last rollout:   {kl[0]:.3f} -> {kl[-1]:.3f}" in printed
     first, last = (outputs / f"distillation/rollouts/{rollout:06d}.parquet" for rollout in (0, len(kl) - 1))
     assert sentences(last) > 0.9 > sentences(first)
     assert {line["rollout/raw_reward"] for line in behind_engine} == {0.0}

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.running import ROOT, metrics_of
+from tests.e2e.running import metrics_of, run_example
 
 pytestmark = pytest.mark.timeout(300)
 ROLES = """
@@ -19,33 +15,16 @@ critic: {lr: 0.01, lr_warmup_iters: 3, lr-decay-iters: 8, clip_grad: 0.5}
 """
 
 
-def _run_example(outputs: Path, *options: object) -> str:
+def _run(outputs: Path, *options: object) -> str:
     """Two rollouts of two steps; in the first one only the critic learns. Returns the output."""
     roles = outputs.parent / "roles.yaml"
     roles.write_text(ROLES)
-    command = [
-        *("bash", "examples/ppo_critic/run.sh", "--cpu", "--outputs-dir", outputs, "--num-rollout", 2),
-        *("--rollout-batch-size", 16, "--deterministic", "--save-interval", 1, "--megatron-config-path", roles),
-        *("--value-clip", 0.05, "--kl-coef", 0.05, "--gamma", 0.95, *options),
-    ]
-    output = outputs.parent / f"{outputs.name}.txt"
-    with output.open("w") as log:
-        process = subprocess.Popen(
-            [str(part) for part in command],
-            cwd=ROOT,
-            env={**os.environ, "PYTHON": sys.executable},
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        try:
-            code = process.wait(140)
-        finally:
-            if process.returncode is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(30)
-    assert code == 0, output.read_text()
-    return output.read_text()
+    return run_example(
+        *("ppo_critic", outputs, "--num-rollout", 2, "--rollout-batch-size", 16, "--deterministic"),
+        *("--save-interval", 1, "--megatron-config-path", roles, "--value-clip", 0.05, "--kl-coef", 0.05),
+        *("--gamma", 0.95, *options),
+        timeout=140,
+    )
 
 
 def _weights(run_dir: Path, iteration: int, part: str) -> dict[str, bytes]:
@@ -55,11 +34,11 @@ def _weights(run_dir: Path, iteration: int, part: str) -> dict[str, bytes]:
 
 def test_the_example_says_what_both_learned_and_resumed_it_is_the_same_run(tmp_path):
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    output = _run_example(straight)
+    output = _run(straight)
     assert "never read" not in output
     for shown in ("mean reward", "explained variance of the returns by the critic", "value loss"):
         assert shown in output
-    _run_example(resumed, "--load", straight / "ppo-critic/checkpoints", "--ckpt-step", 0)
+    _run(resumed, "--load", straight / "ppo-critic/checkpoints", "--ckpt-step", 0)
     first, second = straight / "ppo-critic", resumed / "ppo-critic"
     assert metrics_of(first)[1:] == metrics_of(second)
     for part in ("trainer", "critic"):
