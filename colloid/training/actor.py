@@ -81,7 +81,11 @@ class Actor(PolicyRank):
         if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
-            self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
+            self._parameters,
+            self._names,
+            weight_coordinates(),
+            max_bytes=args.update_weight_buffer_size,
+            read=self._memory.read,
         )
         self._sender = make_sender(send_options(args))
         start = StartState(0, self._weight_version)
@@ -152,6 +156,7 @@ class Actor(PolicyRank):
 
         With --async-save it returns once everything is copied, see `CheckpointWriter.save`.
         """
+        self.resume()
         args = self.args
         trained = checkpoint.Trained(rollout_id, self._weight_version)
         if self._reference and args.ref_update_interval:
@@ -174,7 +179,7 @@ class Actor(PolicyRank):
         sent = self._with_tensors(lambda tensors: self._sender.send(controls, version, tensors)) or Sent(0, 0, 0.0)
         self._weight_version = version
         if self._old_actor:
-            self._old_actor.synced(version)
+            self._memory.when_resumed(lambda: self._old_actor.synced(version))
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,

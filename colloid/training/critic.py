@@ -60,6 +60,7 @@ class Critic(TrainerRank):
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""
+        self.resume()
         passes = self._micro_batches(batch, batch.log_prob_micro_batches or batch.micro_batches)
         flat = np.zeros(int(batch.samples.response_offsets[-1]), dtype=np.float32)
         for micro_batches in filter(None, passes):
@@ -81,6 +82,7 @@ class Critic(TrainerRank):
         Raises:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
+        self.resume()
         begin = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
