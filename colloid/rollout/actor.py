@@ -168,12 +168,12 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
         python=find_python(args) if sglang else None,
         first_gpu=(0 if args.colocate else args.world_size) if sglang and args.device == "cuda" else None,
     )
-    return FleetConfig(engine, args.num_engines, router)
+    return FleetConfig((engine,) * args.num_engines, router)
 
 
 def teacher_config(args: Any, api_key: str) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    engine = fleet_config(args, api_key).engine
+    engine = fleet_config(args, api_key).engines[0]
     of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
     options = {name: value for name, value in engine.options.items() if name not in of_policy}
     return replace(engine, model_path=args.opd_teacher_load, options=options)
