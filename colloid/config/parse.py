@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import asynchrony, checks, debug, derive, eval_config, layout, model, rewards, roles, rundir
+from colloid.config import (
+    asynchrony,
+    checks,
+    debug,
+    derive,
+    eval_config,
+    layout,
+    model,
+    offload,
+    rewards,
+    roles,
+    rundir,
+)
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -126,6 +138,7 @@ def resolve(args: Args) -> None:
     model.resolve_model(args)
     model.switch_off_on_cpu(args)
     layout.resolve_layout(args)
+    offload.resolve_offload(args)
     rundir.resolve_run_directory(args)
     if args.deterministic:
         args.sglang_enable_deterministic_inference = True

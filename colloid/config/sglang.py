@@ -199,6 +199,8 @@ def sglang_options(args: Args) -> dict[str, Any]:
         chosen["enable-deterministic-inference"] = True
     if args.use_rollout_routing_replay:
         chosen["enable-return-routed-experts"] = True
+    if args.offload_rollout:
+        chosen["enable-memory-saver"] = True
     for row in sglang_rows():
         value = getattr(args, row.dest) if row.dest in args.given else None
         if value is None or row.dest in SET_BY_COLLOID:

@@ -1,26 +1,26 @@
 """Gives a trainer rank's memory back to the system while the engines generate, and takes it again, bit by bit the same.
 
-    release:  storages whose content is kept -> copied to a store; all storages -> resized to nothing
-    resume:   all storages -> resized to what they were; contents copied back, gradients zero
+    release:  storages whose content is kept are copied to a store; then no storage has memory
+    resume:   all have memory again; contents are copied back, gradients are zero
 
-Only storages change, so every view of them (Megatron's buffers, parameters, main parameters of bf16, gradients) stays
-what it was. While the memory is released, `read` gives a tensor's values from the store: so weights are sent without
-being in memory as a whole.
+On a CPU a storage stays where it is, and its pages are given back to the system; on CUDA it is resized to nothing.
+Either way every view of it (Megatron's buffers, parameters, main parameters of bf16, gradients) stays what it was.
+While the memory is released, `read` gives a tensor's values from the store: so weights are sent without being in memory
+as a whole.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import logging
+import mmap
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
 from colloid.training.offload_store import Store
-
-logger = logging.getLogger(__name__)
 
 ALIGNMENT = 4096
 """Bytes: of each storage's offset in the store."""
@@ -83,7 +83,7 @@ class Offload:
             if place.offset is not None:
                 self._store.write(_bytes_of(place.storage), place.offset)
         for place in places.values():
-            place.storage.resize_(0)
+            self._vacate(place)
         self._places, self.released = places, True
         give_back(self._device)
         return sum(place.size for place in places.values())
@@ -93,10 +93,11 @@ class Offload:
         if not self.released:
             return
         for place in self._places.values():
-            place.storage.resize_(place.size)
-            if place.offset is None:
-                _bytes_of(place.storage).zero_()
-            else:
+            if self._device.type != "cpu":
+                place.storage.resize_(place.size)
+                if place.offset is None:
+                    _bytes_of(place.storage).zero_()
+            if place.offset is not None:
                 self._store.read(_bytes_of(place.storage), place.offset)
         self._places, self.released = {}, False
         waiting, self._waiting = self._waiting, []
@@ -124,17 +125,23 @@ class Offload:
         """Gives the store's room back. What is released then is lost."""
         self._store.close()
 
+    def _vacate(self, place: _Place) -> None:
+        if self._device.type != "cpu":
+            place.storage.resize_(0)
+            return
+        if place.offset is None:
+            data = _bytes_of(place.storage)  # the system leaves a part of the first and of the last page
+            data[: mmap.PAGESIZE].zero_()
+            data[-mmap.PAGESIZE :].zero_()
+        drop_pages(place.storage.data_ptr(), place.size)
+
     def _storages(self, tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
         """Each storage once, by its address, which is its own as long as it is referred to."""
         found: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device.type != self._device.type or not storage.nbytes():
-                continue
-            if storage.resizable():
+            if tensor.device.type == self._device.type and storage.nbytes():
                 found[storage._cdata] = storage
-            else:
-                logger.warning("%d bytes of the trainer's memory cannot be given back", storage.nbytes())
         return found
 
 
@@ -146,6 +153,18 @@ def give_back(device: torch.device) -> None:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # of glibc
         libc.malloc_trim(0)
+
+
+def drop_pages(address: int, size: int) -> None:
+    """Gives the whole pages of a range of this process's own memory back to the system. They read as 0 from now on, and
+    take memory again as they are written.
+    """
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if sys.platform == "linux" and end > begin:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED):
+            raise OSError(ctypes.get_errno(), f"{end - begin} bytes of memory could not be given back to the system")
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -6,6 +6,7 @@ larger where need be and used again and again.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 from pathlib import Path
@@ -84,13 +85,13 @@ class FileStore:
         )
 
     def write(self, data: torch.Tensor, offset: int) -> None:
-        view = memoryview(data.numpy())
+        view = _memory(data)
         while view:
             written = os.pwrite(self._file, view[:MOST_BYTES_A_CALL], offset)
             view, offset = view[written:], offset + written
 
     def read(self, data: torch.Tensor, offset: int) -> None:
-        view = memoryview(data.numpy())
+        view = _memory(data)
         while view:
             found = os.preadv(self._file, [view[:MOST_BYTES_A_CALL]], offset)
             if not found:
@@ -134,6 +135,11 @@ class PinnedStore:
             parts.append((data[done : done + size], self._blocks[block][begin : begin + size]))
             done += size
         return parts
+
+
+def _memory(data: torch.Tensor) -> memoryview:
+    """Of uint8 [n] on the host. Not by `numpy()`, which leaves its mark on a storage: it can't be resized any more."""
+    return memoryview((ctypes.c_char * len(data)).from_address(data.data_ptr())).cast("B")
 
 
 def file_system(place: Path) -> str:
