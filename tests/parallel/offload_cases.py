@@ -1,4 +1,4 @@
-"""What the ranks of `test_offload.py` do: the same training with its memory given back after every rollout, and without."""
+"""What the ranks of `test_offload.py` do: the same training with its memory given back in between, and without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer whose memory is given back between rollouts is the same trainer, bit by bit; and the memory is given back."""
+"""A trainer whose memory is given back between rollouts is the same one, bit by bit; and it is given back."""
 
 from __future__ import annotations
 

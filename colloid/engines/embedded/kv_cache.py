@@ -79,4 +79,3 @@ class KVCache:
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return config.num_layers * config.num_kv_heads * (config.key_dim + config.value_dim) * dtype.itemsize
-

@@ -1,5 +1,5 @@
-"""How much memory the key-value cache may take, a setting of the allocator that keeps steps fast, and giving memory back
-to the system while a trainer needs it.
+"""How much memory the key-value cache may take, a setting of the allocator that keeps steps fast, and giving memory
+back to the system while a trainer needs it.
 """
 
 import ctypes
