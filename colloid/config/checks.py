@@ -20,6 +20,7 @@ from colloid.config import (
     roles,
     routing,
     sampling,
+    served_models,
     sft,
     sglang,
     sglang_installed,
@@ -274,6 +275,7 @@ RULES: tuple[Rule, ...] = (
     *rewards.RULES,
     *trainer.RULES,
     *routing.RULES,
+    *served_models.RULES,
     _set_by_colloid,
     _data,
     _context,
@@ -298,6 +300,7 @@ RUN_RULES: tuple[Rule, ...] = (
     _prompt_data,
     _hook_files,
     *eval_config.RUN_RULES,
+    *served_models.RUN_RULES,
     sglang_installed.check,
     *debug.RUN_RULES,
     *roles.RUN_RULES,
@@ -315,4 +318,4 @@ def warnings(args: Args) -> list[str]:
         found.append(f"the embedded engine has no use for {names}")
     if "attention_backend" in args.given and args.device == "cpu":
         found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
-    return found + eval_config.warnings(args)
+    return found + served_models.warnings(args) + eval_config.warnings(args)

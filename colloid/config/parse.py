@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from colloid.config import asynchrony, checks, debug, derive, eval_config, layout, model, rewards, roles, rundir
+from colloid.config import (
+    asynchrony,
+    checks,
+    debug,
+    derive,
+    eval_config,
+    layout,
+    model,
+    rewards,
+    roles,
+    rundir,
+    sglang_config,
+)
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.tables import tables
@@ -86,6 +98,7 @@ _READ_BY_PARSING = [
     "spec",
     "seq_length",
     "megatron_config_path",
+    "sglang_config",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -125,6 +138,7 @@ def resolve(args: Args) -> None:
     model.resolve_load(args)
     model.resolve_model(args)
     model.switch_off_on_cpu(args)
+    sglang_config.choose_policy(args)
     layout.resolve_layout(args)
     rundir.resolve_run_directory(args)
     if args.deterministic:
