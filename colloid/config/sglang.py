@@ -56,9 +56,6 @@ SET_BY_COLLOID = {
     "router_host": "the router listens on 127.0.0.1",
     "router_port": "the router's port is --sglang-router-port",
     "router_worker_urls": "the run's own engines register themselves",
-    "router_pd_disaggregation": "it follows from the worker_type of the groups in --sglang-config",
-    "router_prefill": "the run's own engines register themselves",
-    "router_decode": "the run's own engines register themselves",
     "router_api_key": "each run makes a key of its own",
     "router_model_path": "the model is --hf-checkpoint",
     "router_tokenizer_path": "the tokenizer is that of --hf-checkpoint",
@@ -75,23 +72,45 @@ SET_BY_COLLOID = {
 }
 """Options that cannot be given, with the reason."""
 
-_ROUTER_NOT_YET = [
-    "router_dp_aware",
-    "router_enable_igw",
-    "router_mini_lb",
-    "router_service_discovery",
-    "router_selector",
-    "router_service_discovery_port",
-    "router_service_discovery_namespace",
-    "router_prefill_selector",
-    "router_decode_selector",
-    "router_backend",
-    "router_control_plane_api_keys",
-    "router_tls_cert_path",
-    "router_tls_key_path",
-    "router_jwt_role_mapping",
-]
-"""Options that change which engines there are, or how they are reached."""
+_OTHER_ENGINES = "the run's own engines register themselves; --rollout-external-engine-addrs names others"
+_GROUPS = "which engines prefill and which decode follows from --sglang-config"
+_ACCESS = "the router serves this run alone, and asks for the run's key"
+
+ROUTER_REFUSED = {
+    **dict.fromkeys(
+        (
+            "router_prefill",
+            "router_decode",
+            "router_pd_disaggregation",
+        ),
+        _GROUPS,
+    ),
+    **dict.fromkeys(
+        (
+            "router_service_discovery",
+            "router_selector",
+            "router_service_discovery_port",
+            "router_service_discovery_namespace",
+            "router_prefill_selector",
+            "router_decode_selector",
+        ),
+        _OTHER_ENGINES,
+    ),
+    **dict.fromkeys(
+        (
+            "router_control_plane_api_keys",
+            "router_tls_cert_path",
+            "router_tls_key_path",
+            "router_jwt_role_mapping",
+        ),
+        _ACCESS,
+    ),
+    "router_dp_aware": "an engine with data-parallel attention spreads its requests over its ranks itself",
+    "router_enable_igw": "a router serves the engines of one model",
+    "router_mini_lb": "it is a small router in Python for trying things out, which balances at random",
+    "router_backend": "all engines speak SGLang's API",
+}
+"""Options that change which engines there are, or how they are reached, with the reason why they are refused."""
 
 OF_POLICY = ("context_length", "served_model_name", "skip_tokenizer_init")
 """Options of SGLang that say something of the policy's model: given on the command line they are not for others."""
@@ -152,7 +171,8 @@ def _option(row: dict[str, str], category: str) -> Option:
         repeat=text == "Append",
         dest=dest,
         aliases=tuple(aliases),
-        built=() if dest in _ROUTER_NOT_YET else None,
+        built=() if dest in ROUTER_REFUSED else None,
+        refused=ROUTER_REFUSED.get(dest, ""),
         lower=dest in _LOWER,
         **_BOUNDS.get(dest, {}),
     )
