@@ -146,9 +146,10 @@ def _context(args: Args) -> str | None:
     limit, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
     if limit is not None and prompt is not None and prompt >= limit:
         return f"--rollout-max-prompt-len {prompt} leaves no room for a response in --rollout-max-context-len {limit}"
-    engine = args.sglang_context_length
+    engine = served_models.engine_context_length(args)
     if limit is not None and engine is not None and engine < limit:
-        return f"--sglang-context-length {engine} is less than --rollout-max-context-len {limit}"
+        name = "--sglang-context-length" if engine == args.sglang_context_length else "--sglang-config: context_length"
+        return f"{name} {engine} is less than --rollout-max-context-len {limit}"
     return None
 
 

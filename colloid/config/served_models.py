@@ -70,6 +70,14 @@ def policy_model(args: Args) -> ServedModel:
     return next(model for model in args.sglang_models if model.update_weights)
 
 
+def engine_context_length(args: Args) -> int | None:
+    """Tokens of prompt and response that every engine of the policy has room for, as far as options say it."""
+    found = [group.overrides.get("context_length") for group in policy_model(args).groups if group.num_engines]
+    return min(
+        (value or args.sglang_context_length for value in found if value or args.sglang_context_length), default=None
+    )
+
+
 def one_model(args: Args) -> tuple[ServedModel, ...]:
     """What there is without a file."""
     group = ServerGroup(REGULAR, args.rollout_num_gpus, args.rollout_num_gpus_per_engine)

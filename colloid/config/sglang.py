@@ -129,8 +129,8 @@ _BOUNDS: dict[str, dict[str, float]] = {
 
 
 def sglang_rows() -> list[Option]:
-    """SGLang's options as rows, with the prefix `--sglang-`."""
-    return [_option(row, "sglang") for row in tsv.read("sglang")]
+    """SGLang's options as rows, with the prefix `--sglang-`. (`--sglang-config` is not its `--config`.)"""
+    return [_option(row, "sglang") for row in tsv.read("sglang") if row["flag"] != "--config"]
 
 
 def rows_by_name() -> dict[str, Option]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -130,6 +131,8 @@ def _model(args: Args, given: dict[str, Any], here: str, where: str) -> ServedMo
     name = given.get("name")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{here} has no name: what hooks call it in get_model_url")
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise ConfigError(f"{here}: the name {name!r} is one of a directory too: letters, digits and ._+- are allowed")
     here = f"{where}: model {name!r}"
     entries = given.get("server_groups")
     if not isinstance(entries, list) or not entries:
