@@ -13,10 +13,17 @@ from colloid.config import (
     eval_config,
     layout,
     model,
+<<<<<<< HEAD
     offload,
     rewards,
     roles,
     rundir,
+=======
+    rewards,
+    roles,
+    rundir,
+    sglang_config,
+>>>>>>> next7
 )
 from colloid.config.args import Args
 from colloid.config.files import read_config
@@ -116,6 +123,7 @@ _READ_BY_PARSING = [
     "spec",
     "seq_length",
     "megatron_config_path",
+    "sglang_config",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -155,6 +163,7 @@ def resolve(args: Args, restart: Restart | None = None) -> None:
     model.resolve_load(args)
     model.resolve_model(args)
     model.switch_off_on_cpu(args)
+    sglang_config.choose_policy(args)
     layout.resolve_layout(args)
     offload.resolve_offload(args)
     rundir.resolve_run_directory(args, restart)

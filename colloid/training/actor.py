@@ -99,6 +99,8 @@ class Actor(PolicyRank):
             # The engines are given these weights before they generate anything.
             oldest = args.max_staleness if args.entry == "train_async" else 0
             self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps=1 + oldest)
+        if args.offload_train:
+            self.offload()  # The engines are next.
         return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:

@@ -51,12 +51,14 @@ class Critic(TrainerRank):
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
         self._head = step.ValueHead()
-        if not args.resume_from:
-            return 0
-        directory = Path(args.resume_from) / DIRECTORY
-        trained = self._restore(directory)
-        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
-        return trained.rollout_id + 1
+        start = 0
+        if args.resume_from:
+            directory = Path(args.resume_from) / DIRECTORY
+            start = self._restore(directory).rollout_id + 1
+            logger.info("resumed from %s: rollout %d is next", directory, start)
+        if args.offload_train:
+            self.offload()  # The engines are next.
+        return start
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""
