@@ -13,17 +13,11 @@ from colloid.config import (
     eval_config,
     layout,
     model,
-<<<<<<< HEAD
     offload,
     rewards,
     roles,
     rundir,
-=======
-    rewards,
-    roles,
-    rundir,
     sglang_config,
->>>>>>> next7
 )
 from colloid.config.args import Args
 from colloid.config.files import read_config

@@ -216,6 +216,8 @@ def _chosen(args: Args, kind: EngineKind) -> dict[str, Any]:
         chosen["enable_deterministic_inference"] = True
     if args.use_rollout_routing_replay and kind.of_policy:
         chosen["enable_return_routed_experts"] = True
+    if args.offload_rollout and kind.of_policy:
+        chosen["enable_memory_saver"] = True
     return {**chosen, **kind.overrides}
 
 
@@ -233,23 +235,11 @@ def embedded_options(args: Args, kind: EngineKind | None = None) -> dict[str, An
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
 
 
-<<<<<<< HEAD
-def sglang_options(args: Args) -> dict[str, Any]:
-    """Command-line options of SGLang's server, without the dashes (`{"dtype": "float32"}`); True: no value."""
-    chosen: dict[str, Any] = {"dtype": args.params_dtype, "tp-size": args.rollout_num_gpus_per_engine}
-    if args.deterministic:
-        chosen["enable-deterministic-inference"] = True
-    if args.use_rollout_routing_replay:
-        chosen["enable-return-routed-experts"] = True
-    if args.offload_rollout:
-        chosen["enable-memory-saver"] = True
-=======
 def sglang_options(args: Args, kind: EngineKind | None = None) -> dict[str, Any]:
     """The same of SGLang's server."""
     kind = kind or EngineKind(args.rollout_num_gpus_per_engine)
     chosen: dict[str, Any] = {"dtype": args.params_dtype, "tp-size": kind.num_gpus}
     values = _chosen(args, kind)
->>>>>>> next7
     for row in sglang_rows():
         value = values.get(row.dest.removeprefix("sglang_"))
         if value is None or row.dest in SET_BY_COLLOID:
