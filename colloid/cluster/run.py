@@ -7,6 +7,7 @@ wait has a deadline and says what it waits for. End: everything that was started
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.ray_runtime import start_ray, wait_for
+from colloid.cluster.utilization import Utilization
 from colloid.config import resolve_num_rollout
 from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
@@ -46,6 +48,7 @@ class Run:
         self._critics: list[Any] = []
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
+        self._utilization: Utilization | None = None
         self._last_started: int | None = None
 
     def __enter__(self) -> Run:
@@ -196,6 +199,10 @@ class Run:
         count = self._wait(references, "the engines' weights to be compared")[0]
         logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
 
+    def utilization(self) -> dict[str, float]:
+        """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
+        return {} if self._utilization is None else self._utilization.take()
+
     def _start(self) -> None:
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
@@ -210,6 +217,9 @@ class Run:
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
+        if args.utilization_interval:
+            joined = bool(os.environ.get("RAY_ADDRESS"))
+            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
         self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
@@ -223,6 +233,7 @@ class Run:
             self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+        self.utilization()  # that of the start belongs to no step
 
     def _start_workers(self, plan: SlotPlan) -> list[Any]:
         import ray
@@ -253,6 +264,8 @@ class Run:
 
         if not ray.is_initialized():
             return
+        if self._utilization is not None:
+            self._utilization.close()
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
