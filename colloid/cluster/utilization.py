@@ -92,7 +92,9 @@ class Utilization:
                 self._looked = float("-inf")  # where the node is alive, it gets another one
                 del self._nodes[asked[reference]]
         if lost:
-            logger.warning("no utilisation of the nodes %s: gone, or no answer in %.0f s", ", ".join(lost), ANSWER_DEADLINE)
+            logger.warning(
+                "no utilisation of the nodes %s: gone, or no answer in %.0f s", ", ".join(lost), ANSWER_DEADLINE
+            )
         return uses
 
 
