@@ -215,7 +215,7 @@ class Run:
         plan = SlotPlan(
             args.world_size if has_trainer(args) else 0,
             args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus_per_engine,
+            args.rollout_num_gpus if serves(args) else 0,
             bool(args.colocate),
         )
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
