@@ -16,10 +16,12 @@ from colloid.config import (
     eval_config,
     layout,
     megatron,
+    restart,
     rewards,
     roles,
     routing,
     sampling,
+    served_models,
     sft,
     sglang,
     sglang_installed,
@@ -49,27 +51,28 @@ def check(args: Args) -> None:
 
 
 def not_supported(args: Args, at_run: bool) -> list[str]:
-    """Given options, with their values, that do not work in this version. `at_run`: those that a plan may have."""
+    """A sentence for each given option whose value is refused: which, why, and what to do. `at_run`: those that a plan
+    may have.
+    """
     found = []
     for dest in sorted(args.given):
         value = args.as_dict(redact=False, only=[dest])[dest]
         refusing = [option for option in tables().by_dest.get(dest, ()) if not option.supports(value)]
         if refusing and refusing[0].at_run == at_run:
-            found.append(_named(refusing[0], value))
+            found.append(refusal(refusing[0], value))
     return found
 
 
-def _named(option: Option, value: object) -> str:
-    if option.kind in BOOLEANS:
-        return option.flag
+def refusal(option: Option, value: object) -> str:
+    """Why this value of an option is refused."""
     shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    what = option.flag if option.kind in BOOLEANS else f"{option.flag} {shown}"
     works = f" (what works: {', '.join(map(str, option.built))})" if option.built else ""
-    return f"{option.flag} {shown}{works}"
+    return f"{what} is not supported{works}: {option.refused}"
 
 
 def _model_options(args: Args) -> str | None:
-    found = not_supported(args, at_run=True)
-    return f"not supported yet: {', '.join(found)}" if found else None
+    return "\n       ".join(not_supported(args, at_run=True)) or None
 
 
 def _model_family(args: Args) -> str | None:
@@ -144,9 +147,10 @@ def _context(args: Args) -> str | None:
     limit, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
     if limit is not None and prompt is not None and prompt >= limit:
         return f"--rollout-max-prompt-len {prompt} leaves no room for a response in --rollout-max-context-len {limit}"
-    engine = args.sglang_context_length
+    engine = served_models.engine_context_length(args)
     if limit is not None and engine is not None and engine < limit:
-        return f"--sglang-context-length {engine} is less than --rollout-max-context-len {limit}"
+        name = "--sglang-context-length" if engine == args.sglang_context_length else "--sglang-config: context_length"
+        return f"{name} {engine} is less than --rollout-max-context-len {limit}"
     return None
 
 
@@ -274,6 +278,7 @@ RULES: tuple[Rule, ...] = (
     *rewards.RULES,
     *trainer.RULES,
     *routing.RULES,
+    *served_models.RULES,
     _set_by_colloid,
     _data,
     _context,
@@ -298,6 +303,7 @@ RUN_RULES: tuple[Rule, ...] = (
     _prompt_data,
     _hook_files,
     *eval_config.RUN_RULES,
+    *served_models.RUN_RULES,
     sglang_installed.check,
     *debug.RUN_RULES,
     *roles.RUN_RULES,
@@ -308,11 +314,11 @@ RUN_RULES: tuple[Rule, ...] = (
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
         found.append(f"the embedded engine has no use for {names}")
     if "attention_backend" in args.given and args.device == "cpu":
         found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
-    return found + eval_config.warnings(args)
+    return found + served_models.warnings(args) + eval_config.warnings(args)

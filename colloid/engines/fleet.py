@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass, field
 
 from colloid.engines.control import EngineAddress
-from colloid.engines.launch import EngineConfig, LaunchedEngine, launch_engine
+from colloid.engines.launch import EngineConfig, EngineHandle, Launch, launch_engine
 from colloid.engines.router import ExternalRouter, Router, RouterConfig
 from colloid.errors import EngineError
 
@@ -19,19 +19,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FleetConfig:
-    """What the fleet needs to know."""
+    """What the fleet needs to know: one `EngineConfig` an engine, all with the same key."""
 
-    engine: EngineConfig
-    num_engines: int
+    engines: tuple[EngineConfig, ...]
     router: RouterConfig = field(default_factory=RouterConfig)
 
 
 class Fleet:
-    """Starts engines and router; `addresses` and `router_url` are valid after `start`."""
+    """Starts engines and router; `addresses` and `router_url` are valid after `start`.
 
-    def __init__(self, config: FleetConfig):
-        self._config = config
-        self._engines: list[LaunchedEngine] = []
+    Args:
+        launch: starts one engine; those on another node have a `launch` of their own.
+    """
+
+    def __init__(self, config: FleetConfig, launch: Launch = launch_engine):
+        self._config, self._launch = config, launch
+        self._engines: list[EngineHandle] = []
         self._router: Router | ExternalRouter | None = None
         self.addresses: list[EngineAddress] = []
 
@@ -43,7 +46,7 @@ class Fleet:
     @property
     def pids(self) -> list[int]:
         """The processes of the fleet, engines first."""
-        engines = [engine.process.pid for engine in self._engines]
+        engines = [engine.pid for engine in self._engines]
         return engines + ([self._router.pid] if isinstance(self._router, Router) else [])
 
     def start(self) -> None:
@@ -54,18 +57,19 @@ class Fleet:
                 external router does not answer.
         """
         config = self._config
+        first = config.engines[0]
         try:
             if config.router.url:  # before any model is loaded
-                self._router = ExternalRouter(config.router.url, config.engine.api_key)
-            for index in range(config.num_engines):
-                self._engines.append(launch_engine(config.engine, f"engine_{index}", index))
+                self._router = ExternalRouter(config.router.url, first.api_key)
+            for index, engine in enumerate(config.engines):
+                self._engines.append(self._launch(engine, f"engine_{index}", index))
             if self._router is None:
-                self._router = Router(config.router, config.engine.api_key, config.engine.log_dir)
-            for engine in self._engines:
-                url = engine.wait_until_ready()
+                self._router = Router(config.router, first.api_key, first.log_dir)
+            for engine, handle in zip(config.engines, self._engines, strict=True):
+                url = handle.wait_until_ready()
                 self._router.register(url)
-                self.addresses.append(EngineAddress(url, config.engine.kind))
-                logger.info("engine %s serves (pid %d)", url, engine.process.pid)
+                self.addresses.append(EngineAddress(url, engine.kind))
+                logger.info("engine %s serves (pid %d)", url, handle.pid)
         except BaseException:
             self.stop()
             raise
@@ -73,8 +77,8 @@ class Fleet:
     def check(self) -> None:
         """Raises `EngineError` where an engine or the router has ended."""
         for engine, address in zip(self._engines, self.addresses, strict=True):
-            if engine.process.exit_code is not None:
-                raise EngineError(f"engine {address.url} (pid {engine.process.pid}) {engine.how_it_ended()}")
+            if engine.exit_code is not None:
+                raise EngineError(f"engine {address.url} (pid {engine.pid}) {engine.how_it_ended()}")
         if self._router is not None and self._router.exit_code is not None:
             raise EngineError(f"the router {self._router.url} ended with {self._router.exit_code}")
 
@@ -83,9 +87,9 @@ class Fleet:
         if self._router is not None:
             self._router.stop()
         for engine in self._engines:
-            engine.process.terminate()
+            engine.terminate()
         for engine in self._engines:
-            engine.process.stop()
+            engine.stop()
 
 
 class FrozenEngine:
@@ -95,8 +99,8 @@ class FrozenEngine:
         name: of its log file.
     """
 
-    def __init__(self, config: EngineConfig, name: str):
-        self._engine = launch_engine(config, name)
+    def __init__(self, config: EngineConfig, name: str, launch: Launch = launch_engine):
+        self._engine = launch(config, name, 0)
 
     def wait_until_ready(self) -> str:
         """Its address.
@@ -110,7 +114,7 @@ class FrozenEngine:
 
     @property
     def pid(self) -> int:
-        return self._engine.process.pid
+        return self._engine.pid
 
     def stop(self) -> None:
-        self._engine.process.stop()
+        self._engine.stop()

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from colloid.engines import sglang
 from colloid.engines.addresses import LOOPBACK
@@ -42,8 +42,44 @@ class EngineConfig:
     """Of the first engine with CUDA; those of the others follow."""
 
 
+class EngineHandle(Protocol):
+    """An engine that this run has started, here or on another node."""
+
+    @property
+    def pid(self) -> int:
+        """On its own host."""
+
+    @property
+    def log_path(self) -> Path:
+        """On its own host."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -N where signal N ended it."""
+
+    def wait_until_ready(self) -> str:
+        """Its address, once it serves.
+
+        Raises:
+            EngineError: the engine ended, or its deadline has passed.
+        """
+
+    def how_it_ended(self, when: str = "") -> str:
+        """`ended with …` and the end of its log."""
+
+    def terminate(self) -> None:
+        """Asks it to end. Returns at once."""
+
+    def stop(self, grace: float = 5.0) -> None:
+        """Ends it, after `grace` seconds by force. Returns when it has ended, and what it started with it."""
+
+
+Launch = Callable[[EngineConfig, str, int], EngineHandle]
+"""`(config, name, index)` -> the engine, which is being started: `name` of its log file, `index` among the engines."""
+
+
 class LaunchedEngine:
-    """An engine process.
+    """An engine process on this host: an `EngineHandle`.
 
     Args:
         poll: its address once it serves, else None.
@@ -55,6 +91,24 @@ class LaunchedEngine:
         self.process = process
         self._poll, self._seconds, self._api_key = poll, deadline, api_key
         self._deadline = time.monotonic() + deadline
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log_path(self) -> Path:
+        return self.process.log_path
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.exit_code
+
+    def terminate(self) -> None:
+        self.process.terminate()
+
+    def stop(self, grace: float = 5.0) -> None:
+        self.process.stop(grace)
 
     def wait_until_ready(self) -> str:
         """Its address, once it serves.

@@ -38,6 +38,13 @@ LOGGING = (
         dest="wandb_random_suffix",
     ),
     opt("--wandb-always-use-train-step", FLAG, None, "Curves over the optimizer's steps rather than over rollouts."),
+    opt(
+        "--utilization-interval",
+        "float",
+        5.0,
+        "Seconds between two looks at processors, memory, disks, network, GPUs and the run's processes; 0: none.",
+        low=0,
+    ),
     opt("--log-multi-turn", FLAG, None, "Log turns, inserted tokens and branches of conversations."),
     opt("--log-passrate", FLAG, None, "Log pass@k of rollouts; evaluations always have it."),
     opt("--log-reward-category", "str", None, "Log the shares of the values that dict rewards have under this key."),
@@ -75,7 +82,15 @@ DEBUG = (
 
 SERVICES = (
     opt("--http-proxy", "str", None, "Proxy of HTTP requests.", **LATER),
-    opt("--use-distributed-post", FLAG, None, "Send requests from several hosts.", **LATER),
+    opt(
+        "--use-distributed-post",
+        FLAG,
+        None,
+        "Send requests from several hosts.",
+        built=(),
+        refused="one process sends all requests, since it alone knows which are to be aborted, repeated or held back "
+        "while weights change; what else would keep it busy runs beside it (graders, --num-data-workers)",
+    ),
     opt("--rollout-buffer-url", "str", None, "Address of a rollout buffer.", **LATER),
     opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
     opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),
