@@ -61,7 +61,8 @@ def train(args: Any) -> None:
                 with clock("offload_time"):
                     run.memory.to_rollout()
 
-            metrics = rollout.metrics | metrics | run.memory.metrics() | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics |= run.memory.metrics() | run.utilization()
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
@@ -99,7 +100,7 @@ def train_async(args: Any) -> None:
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
             metrics |= overlap_metrics(metrics)
             writer.log(rollout_id, metrics)
             progress.update(metrics)

@@ -8,6 +8,7 @@ everything that was started is stopped, whatever happened.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import start_ray
 from colloid.cluster.turns import MemoryTurns
+from colloid.cluster.utilization import Utilization
 from colloid.config import resolve_num_rollout
 from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
@@ -53,6 +55,7 @@ class Run:
         self.memory: MemoryTurns
         """Who has the memory: trainer or engines."""
         self._saving: BackgroundCheckpoint | None = None
+        self._utilization: Utilization | None = None
         self._last_started: int | None = None
         self._processes = Processes(logger.info)
 
@@ -204,6 +207,10 @@ class Run:
         count = self._wait(references, "the engines' weights to be compared")[0]
         logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
 
+    def utilization(self) -> dict[str, float]:
+        """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
+        return {} if self._utilization is None else self._utilization.take()
+
     def _start(self) -> None:
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
@@ -218,6 +225,9 @@ class Run:
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
+        if args.utilization_interval:
+            joined = bool(os.environ.get("RAY_ADDRESS"))
+            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
         self._rollout = self._processes.add(
             "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         )
@@ -245,6 +255,7 @@ class Run:
             self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+        self.utilization()  # that of the start belongs to no step
 
     def _make_workers(self, plan: SlotPlan) -> None:
         """The processes of the trainer's ranks, which meet; their models are built when they start."""
@@ -277,6 +288,8 @@ class Run:
 
         if not ray.is_initialized():
             return
+        if self._utilization is not None:
+            self._utilization.close()
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())

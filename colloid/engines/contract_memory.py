@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from colloid.engines.contract import BadRequest, _object, _shown
+from colloid.engines.contract_fields import BadRequest, as_object, only_known, shown
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 TAGS = (WEIGHTS, KV_CACHE)
@@ -20,9 +20,11 @@ class MemoryTags:
 
     @classmethod
     def from_json(cls, body: Any) -> "MemoryTags":
-        tags = _object({} if body is None else body, "the request").get("tags")
+        body = as_object({} if body is None else body, "the request")
+        only_known(body, frozenset({"tags"}), "the request")
+        tags = body.get("tags")
         if tags is None or tags == []:
             return cls(TAGS)
         if not isinstance(tags, list) or not all(tag in (*TAGS, *OF_OTHERS) for tag in tags):
-            raise BadRequest(f"tags must be a list of {', '.join(TAGS)}, got {_shown(tags)}")
+            raise BadRequest(f"tags must be a list of {', '.join(TAGS)}, got {shown(tags)}")
         return cls(tuple(tag for tag in TAGS if tag in tags))

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from colloid.engines.contract import BadRequest
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_memory import KV_CACHE, TAGS, WEIGHTS, MemoryTags
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.kv_cache import bytes_per_token
