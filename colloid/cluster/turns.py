@@ -87,8 +87,8 @@ class MemoryTurns:
         self._phase = "rollout"
 
     def metrics(self) -> dict[str, float]:
-        """`perf/memory/<phase>/<role>_rss_gib` at the ends of the phases since the last call: the sum over the
-        processes of a role.
+        """`perf/memory/<phase>/<role>_rss_gib` at the end of each phase since the last call, and `…_rss_peak_gib`
+        during it: sums over the processes of a role.
         """
         metrics, self._metrics = self._metrics, {}
         return metrics
@@ -98,9 +98,10 @@ class MemoryTurns:
         named.append(("engine", self._rollout.engines_resident.remote()))
         sizes = self._wait([reference for _, reference in named], "the size of processes")
         for (role, _), size in zip(named, sizes, strict=True):
-            name = f"perf/memory/{self._phase}/{role}_rss_gib"
-            if size:
-                self._metrics[name] = self._metrics.get(name, 0.0) + size / GIB
+            if size.now:
+                for what, number in (("rss", size.now), ("rss_peak", size.peak)):
+                    name = f"perf/memory/{self._phase}/{role}_{what}_gib"
+                    self._metrics[name] = self._metrics.get(name, 0.0) + number / GIB
 
     def _trainer(self, verb: str, what: str) -> None:
         self._wait([getattr(worker, verb).remote() for _, workers in self._roles for worker in workers], what)

@@ -18,7 +18,7 @@ from colloid.engines.fleet import FrozenEngine
 from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
-from colloid.observe.resident import tree_resident_bytes
+from colloid.observe.resident import Resident, take_tree
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
 from colloid.rollout.servers import Servers, teacher_config
@@ -135,12 +135,12 @@ class RolloutActor:
         """The inverse; weights are not there by it."""
         await asyncio.to_thread(self._memory.resume, self._policy_urls(), tags)
 
-    def engines_resident(self) -> int:
-        """Bytes that the engines on this host hold, which this process has started."""
+    def engines_resident(self) -> Resident:
+        """What the engines on this host hold, which this process has started; see `TrainWorker.resident`."""
         if self._servers is None:
-            return 0
+            return Resident()
         fleet = self._servers.policy
-        return tree_resident_bytes(fleet.pids[: len(fleet.addresses)])
+        return take_tree(fleet.pids[: len(fleet.addresses)])
 
     def _policy_urls(self) -> list[str]:
         return [address.url for address in self._servers.policy.addresses]

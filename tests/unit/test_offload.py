@@ -10,6 +10,7 @@ import torch
 
 from colloid.cluster.turns import MemoryTurns
 from colloid.errors import ColloidError
+from colloid.observe.resident import Resident, take_resident, take_tree
 from colloid.training import offload_store
 from colloid.training.offload import Held, Offload
 from colloid.training.offload_store import FileStore, PinnedStore, file_system
@@ -118,7 +119,7 @@ class Recorder:
             @staticmethod
             def remote(*arguments):
                 if method.endswith("resident"):
-                    return 2**30
+                    return Resident(2**30, 2**31)
                 self._calls.append(" ".join([self._name, method, *map(str, arguments[0] if arguments else ())]))
                 return None
 
@@ -157,6 +158,9 @@ def test_what_one_holds_in_its_turn_the_other_has_given_back():
         "perf/memory/rollout/trainer_rss_gib": 2.0,
         "perf/memory/rollout/critic_rss_gib": 1.0,
         "perf/memory/rollout/engine_rss_gib": 1.0,
+        "perf/memory/rollout/trainer_rss_peak_gib": 4.0,
+        "perf/memory/rollout/critic_rss_peak_gib": 2.0,
+        "perf/memory/rollout/engine_rss_peak_gib": 2.0,
     }
 
 
@@ -181,3 +185,23 @@ def test_what_the_options_leave_in_its_place_is_not_moved():
     memory.to_training(update_follows=True)
     memory.to_rollout()
     assert calls == []
+
+
+def test_the_size_of_processes_is_the_systems_and_its_peak_begins_anew():
+    first = take_resident()
+    held = bytearray(64 << 20)
+    held[::4096] = b"x" * len(held[::4096])
+    more = take_resident()
+    assert more.now - first.now > 60 << 20 and more.peak >= more.now
+    del held
+    assert take_resident().peak > first.now + (60 << 20)
+    assert take_resident().peak < first.now + (40 << 20)
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        own = take_resident().now
+        assert take_tree([os.getpid()]).now > own
+        assert take_tree([child.pid]).now > 0
+    finally:
+        child.kill()
+        child.wait(20)
+    assert take_tree([child.pid]) == Resident()
