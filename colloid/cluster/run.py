@@ -13,7 +13,8 @@ from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
 from colloid.cluster.placement import SlotPlan, reserve
-from colloid.cluster.ray_runtime import start_ray, wait_for
+from colloid.cluster.processes import Processes
+from colloid.cluster.ray_runtime import start_ray
 from colloid.config import resolve_num_rollout
 from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
@@ -31,6 +32,8 @@ STEP_DEADLINE = 24 * 3600.0
 """Seconds for one rollout, training step or save. What can hang inside them has its own, much shorter deadline: a
 request's progress, a collective operation (--distributed-timeout-minutes), a grading."""
 CLOSE_DEADLINE = 60.0
+FAILED_CLOSE_DEADLINE = 20.0
+"""The same where the run has failed: what waits for a process that is gone does not end by itself."""
 
 
 class Run:
@@ -47,12 +50,13 @@ class Run:
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
         self._last_started: int | None = None
+        self._processes = Processes(logger.info)
 
     def __enter__(self) -> Run:
         try:
             self._start()
         except BaseException:
-            self._stop()
+            self._stop(FAILED_CLOSE_DEADLINE)
             raise
         return self
 
@@ -61,7 +65,7 @@ class Run:
             if kind is None:
                 self.finish_save()
         finally:
-            self._stop()
+            self._stop(CLOSE_DEADLINE if kind is None else FAILED_CLOSE_DEADLINE)
 
     @property
     def trains(self) -> bool:
@@ -179,7 +183,7 @@ class Run:
             worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
         ]
         try:
-            metrics = self._wait(references, "the weight update")[0]
+            metrics = self._wait(references, f"the weight update to version {self.weight_version + 1}")[0]
         except BaseException:
             self._rollout.release_requests.remote(self.weight_version)
             raise
@@ -210,7 +214,9 @@ class Run:
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
-        self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+        self._rollout = self._processes.add(
+            "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+        )
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
@@ -233,6 +239,7 @@ class Run:
             return []
         group = reserve(plan, args.device)
         rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
+        names = {"actor": "trainer rank", "critic": "critic rank"}
         roles = [("actor", TrainWorker, self._workers, 1)]
         if has_critic(args) and not evaluates_only(args):
             roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
@@ -245,10 +252,11 @@ class Run:
                     "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
                 }
                 worker = ray.remote(kind).options(**options)
-                workers.append(worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}"))
+                worker = worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}")
+                workers.append(self._processes.add(f"{names[role]} {rank}", worker))
         return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
-    def _stop(self) -> None:
+    def _stop(self, deadline: float) -> None:
         import ray
 
         if not ray.is_initialized():
@@ -256,15 +264,12 @@ class Run:
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
-        try:
-            for read in self._wait(closing, "processes to end", CLOSE_DEADLINE):
-                self.options_read |= read
-        except Exception as error:  # the reason why the run ends is on its way already, or there is none
-            logger.debug("a process did not end in an orderly way: %s", error)
+        for read in self._processes.end(closing, deadline):
+            self.options_read |= read
         ray.shutdown()
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
-        return wait_for(references, what, deadline, logger.info)
+        return self._processes.wait(references, what, deadline)
 
 
 def check_not_finished(num_rollout: int, resume_from: Path) -> None:

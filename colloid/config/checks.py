@@ -16,6 +16,7 @@ from colloid.config import (
     eval_config,
     layout,
     megatron,
+    restart,
     rewards,
     roles,
     routing,
@@ -309,7 +310,7 @@ RUN_RULES: tuple[Rule, ...] = (
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

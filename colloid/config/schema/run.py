@@ -115,12 +115,5 @@ FAULTS = (
         **LATER,
     ),
     opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0, **LATER),
-    opt(
-        "--max-restarts",
-        "int",
-        0,
-        "How often a run may go on from its last checkpoint after a failure.",
-        low=0,
-        **LATER,
-    ),
+    opt("--max-restarts", "int", 0, "How often a run that failed may go on from its last checkpoint.", low=0),
 )
