@@ -14,6 +14,7 @@ from colloid.config import (
     asynchrony,
     debug,
     eval_config,
+    external,
     layout,
     megatron,
     restart,
@@ -265,6 +266,7 @@ def _external_router(args: Args) -> str | None:
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *asynchrony.RULES,
+    *external.RULES,
     *weight_transport.RULES,
     *debug.RULES,
     *algorithm.RULES,

@@ -6,6 +6,7 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_size
 from colloid.config.roles import has_critic
 from colloid.config.sft import serves
@@ -77,6 +78,8 @@ def _router(args: Args) -> str:
 def _engines(args: Args, first_slot: int) -> str:
     if not serves(args):
         return "none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)"
+    if is_external(args):
+        return f"{args.num_engines} that run already: {' '.join(args.rollout_external_engine_addrs)}"
     slots = args.rollout_num_gpus_per_engine
     return (
         f"{args.num_engines} × {args.rollout_engine}, {slots} slot{'s' * (slots > 1)} each: "

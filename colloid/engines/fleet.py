@@ -21,7 +21,7 @@ from typing import Any
 
 from colloid.engines.control import EngineAddress, EngineControl
 from colloid.engines.external import AddressFile, Expected, find_engine
-from colloid.engines.health import Verdict, check_engine, counters
+from colloid.engines.health import Health, Verdict, check_engine, counters
 from colloid.engines.launch import EngineConfig, EngineHandle, Launch, launch_engine
 from colloid.engines.members import Counts, PoolView, Services, State, Tolerance
 from colloid.engines.pool import Pool
@@ -84,14 +84,11 @@ class Fleet:
 
     Args:
         launch: starts one engine; those on another node have a `launch` of their own.
-        changed: takes each `PoolView`, in a thread of the fleet's.
     """
 
-    def __init__(
-        self, config: FleetConfig, launch: Launch = launch_engine, changed: Callable[[PoolView], None] | None = None
-    ):
+    def __init__(self, config: FleetConfig, launch: Launch = launch_engine):
         self._config, self._launch = config, launch
-        self._changed = changed or (lambda view: None)
+        self._subscribers: list[Callable[[PoolView], None]] = []
         self._router: Router | ExternalRouter | None = None
         self._pool: Pool | None = None
         self._watch: RouterWatch | None = None
@@ -123,6 +120,11 @@ class Fleet:
         return self._own(lambda: [member.address for member in self._pool.of(State.JOINING)])
 
     @property
+    def changes(self) -> bool:
+        """Whether engines are replaced, or come and go."""
+        return self._config.tolerance is not None or self._file is not None
+
+    @property
     def failure(self) -> ColloidError | None:
         """Why the run cannot go on."""
         return self._pool.failure if self._pool else None
@@ -152,6 +154,18 @@ class Fleet:
         self._ticker = threading.Thread(target=self._tick, name="fleet-ticker", daemon=True)
         self._ticker.start()
 
+    def subscribe(self, changed: Callable[[PoolView], None]) -> Callable[[], None]:
+        """`changed` takes the `PoolView` of now and each later one, in a thread of the fleet's, until what is returned
+        is called.
+        """
+
+        def subscribe() -> None:
+            self._subscribers.append(changed)
+            changed(self._pool.view())
+
+        self._own(subscribe)
+        return lambda: self._own(lambda: self._subscribers.remove(changed))
+
     def admit(self, engines: Iterable[EngineAddress]) -> None:
         """These hold the current weights: those that have not served yet do from now on."""
         names = [engine.name for engine in engines]
@@ -166,6 +180,16 @@ class Fleet:
                 self._pool.lose(member, reason)
 
         self._own(drop)
+
+    def drop_silent(self, engines: Iterable[EngineAddress]) -> list[EngineAddress]:
+        """Takes out those that have ended or don't answer; returns all of `engines` that are not there any more."""
+        engines = list(engines)
+        self._own(self._look)
+        alive = {engine.name for engine in self.addresses}
+        silent = [engine for engine, health in self._ask(engines) if health.verdict is Verdict.LOST]
+        self.drop([engine for engine in silent if engine.name in alive], "does not answer")
+        left = {engine.name for engine in self.addresses}
+        return [engine for engine in engines if engine.name not in left]
 
     def pause_checks(self) -> None:
         """Engines may not answer until `resume_checks`, once for each call of this."""
@@ -192,12 +216,9 @@ class Fleet:
         self._own(self._look)
         if self.failure is not None:
             raise self.failure
-        engines = self.addresses
-        with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="look") as threads:
-            found = list(threads.map(lambda each: check_engine(each, self._config.api_key, NAMING_TIMEOUT), engines))
         silent = [
             f"engine {engine.url} ({engine.name}) does not answer its health check: {health.reason}"
-            for engine, health in zip(engines, found, strict=True)
+            for engine, health in self._ask(self.addresses)
             if health.verdict is not Verdict.HEALTHY
         ]
         if not self._router.answers(NAMING_TIMEOUT):
@@ -209,7 +230,7 @@ class Fleet:
         """`engine/…` and `router/…`: how many serve, and what was replaced in the run so far. Empty where neither
         failures are survived nor engines come and go.
         """
-        if self._config.tolerance is None and self._file is None:
+        if not self.changes:
             return {}
         return self._own(
             lambda: {
@@ -241,6 +262,12 @@ class Fleet:
         for handle in handles:
             handle.stop()
 
+    def _ask(self, engines: list[EngineAddress]) -> list[tuple[EngineAddress, Health]]:
+        """Their health, all at once."""
+        with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="look") as threads:
+            found = threads.map(lambda each: check_engine(each, self._config.api_key, NAMING_TIMEOUT), engines)
+            return list(zip(engines, found, strict=True))
+
     # ---- the owner's thread
 
     def _assemble(self, found: list[EngineAddress], urls: list[str]) -> None:
@@ -252,7 +279,7 @@ class Fleet:
             check=self._health,
             find=self._find,
             running=lambda engine: counters(EngineControl(engine.url, config.api_key, NAMING_TIMEOUT))[0],
-            changed=self._changed,
+            changed=self._tell,
             clock=time.monotonic,
         )
         pool = Pool(services, config.tolerance, gets_weights=config.gets_weights)
@@ -283,6 +310,10 @@ class Fleet:
             else:
                 if addresses is not None:
                     self._pool.follow(list(addresses))
+
+    def _tell(self, view: PoolView) -> None:
+        for subscriber in self._subscribers:
+            subscriber(view)
 
     def _close(self) -> None:
         self._pool.closed = True

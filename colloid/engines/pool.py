@@ -104,7 +104,7 @@ class Pool:
     def ready(self, member: Member, url: str, kind: str = "") -> None:
         """A starting member serves."""
         member.url, member.kind, member.state = url, kind or member.kind, State.JOINING
-        logger.info("%s is there%s", member, "" if self._gets_weights else ", and serves")
+        logger.debug("%s is there", member)
         if not self._gets_weights:
             self.admit([member.name])
 
@@ -154,6 +154,8 @@ class Pool:
             self._cuts += member.handle is None  # a process here is killed, which ends its connections
             self._expelled.discard(member.url)
             self._changed()
+        elif was is State.JOINING and isinstance(member.place, int) and self._failed_to_start(member, reason):
+            return
         self._replace(member)
 
     def leave(self, member: Member) -> None:
@@ -310,11 +312,8 @@ class Pool:
             if not isinstance(result, ColloidError):
                 self.ready(member, result)
                 return
-            failures = self._start_failures[place] = self._start_failures.get(place, 0) + 1
-            if failures >= MAX_START_FAILURES:
-                self.fail(EngineError(f"{member.name} could not be started {failures} times in a row: {result}"))
+            if self._failed_to_start(member, str(result)):
                 return
-            logger.error("%s could not be started (%d of %d): %s", member.name, failures, MAX_START_FAILURES, result)
             member.state = State.GONE
             self.members.remove(member)
             if member.handle is None:
@@ -323,6 +322,15 @@ class Pool:
                 self._replace(member)
 
         self._services.background(lambda: self._services.launch(config, member.name, place), launched)
+
+    def _failed_to_start(self, member: Member, reason: str) -> bool:
+        """Whether that was once too often, and the run cannot go on."""
+        failures = self._start_failures[member.place] = self._start_failures.get(member.place, 0) + 1
+        if failures >= MAX_START_FAILURES:
+            self.fail(EngineError(f"{member.name} could not be started {failures} times in a row: {reason}"))
+            return True
+        logger.error("%s could not be started (%d of %d): %s", member.name, failures, MAX_START_FAILURES, reason)
+        return False
 
     def _find(self, member: Member) -> None:
         member.busy = True

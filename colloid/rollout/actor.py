@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -13,6 +14,7 @@ from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.sft import serves
 from colloid.config.sglang import engine_options, router_options
 from colloid.config.sglang_installed import find_python
@@ -24,12 +26,10 @@ from colloid.engines.router import RouterConfig
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
+from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining, external_of, tolerance_of
 from colloid.rollout.manager import RolloutManager
 
 logger = logging.getLogger(__name__)
-
-API_KEY_VARIABLE = "COLLOID_API_KEY"
-"""Where a user may set the key that engines and router ask for; else each run draws its own."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,12 @@ class EngineAccess:
     """What the trainer needs to reach the engines."""
 
     addresses: list[EngineAddress]
+    """At the start."""
     api_key: str
     pids: list[int]
     """Of engines, router and teacher, for logs and tests."""
+    changes: bool = False
+    """Whether there may be others later."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class RolloutActor:
         setup_logging(args.run_dir, "rollout")
         self._args = args
         self._manager: RolloutManager | LoadedRollouts | None = None
-        self._fleet: Fleet | None = None
+        self._pool: EnginePool | None = None
         self._teacher: FrozenEngine | None = None
 
     def load_data(self) -> int:
@@ -77,16 +80,18 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
             self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
-        self._fleet = Fleet(fleet_config(args, api_key))
-        self._fleet.start()
-        addresses, pids = self._fleet.addresses, self._fleet.pids
+        fleet = Fleet(fleet_config(args, api_key))
+        self._pool = EnginePool(fleet, args.sglang_server_concurrency)
+        fleet.start()
+        addresses, pids = fleet.addresses, fleet.pids
         teacher_url = None
         if self._teacher is not None:
             teacher_url = self._teacher.wait_until_ready()
             pids = [*pids, self._teacher.pid]
         urls = [address.url for address in addresses]
-        await self._manager.start(self._fleet.router_url, urls, api_key, teacher_url=teacher_url)
-        return EngineAccess(addresses, api_key, pids)
+        await self._manager.start(fleet.router_url, urls, api_key, teacher_url=teacher_url, examine=self._pool.examine)
+        self._pool.attach(self._manager.client)
+        return EngineAccess(addresses, api_key, pids, fleet.changes)
 
     async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
         """One rollout; its data stays in the object store, one object a data-parallel rank.
@@ -98,14 +103,17 @@ class RolloutActor:
         import ray
 
         with self._ended_engines_named():
-            result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
+            making = self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
+            result = await (making if self._pool is None else self._pool.or_failure(making))
+        metrics = result.metrics if self._pool is None else result.metrics | await self._pool.metrics()
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
-        return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
+        return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, metrics)
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """All evaluation sets, on the weights that the engines hold."""
         with self._ended_engines_named():
-            return await self._manager.evaluate(rollout_id)
+            evaluating = self._manager.evaluate(rollout_id)
+            return await (evaluating if self._pool is None else self._pool.or_failure(evaluating))
 
     async def save(self, directory: str, rollout_id: int) -> None:
         """Data source with buffer and counters, into an existing directory."""
@@ -116,13 +124,37 @@ class RolloutActor:
         """The inverse of `save`."""
         self._manager.load(directory, rollout_id)
 
-    async def hold_requests(self, drain: bool) -> None:
-        """No request is sent until `release_requests`; with `drain`, returns when those that run have ended."""
-        await self._manager.hold_requests(drain=drain)
+    async def begin_update(self, pause_mode: str) -> list[EngineAddress]:
+        """Weights are to change. Returns the engines that take them, once requests are as `pause_mode` wants them."""
+        if pause_mode in ("abort", "drain"):
+            await self._manager.hold_requests(drain=pause_mode == "drain")
+        targets = await self._pool.targets()
+        await asyncio.to_thread(self._pool.fleet.pause_checks)
+        return targets
 
-    async def release_requests(self, weight_version: int) -> None:
-        """The engines hold `weight_version`; requests are sent again."""
+    async def left_after_failed_update(
+        self, engines: list[EngineAddress], words: str, attempt: int
+    ) -> list[EngineAddress]:
+        """See `EnginePool.left_after`."""
+        return await self._pool.left_after(engines, words, attempt)
+
+    async def end_update(self, weight_version: int, engines: list[EngineAddress]) -> None:
+        """These engines hold `weight_version`; requests are sent again."""
+        await asyncio.to_thread(self._pool.fleet.resume_checks)
+        await self.admit(engines)
         self._manager.release_requests(weight_version)
+
+    async def joining(self) -> Joining:
+        """The engines that lack nothing but the current weights."""
+        return await self._pool.joining()
+
+    async def admit(self, engines: list[EngineAddress]) -> None:
+        """These hold the current weights: they serve."""
+        await asyncio.to_thread(self._pool.fleet.admit, engines)
+
+    async def drop(self, engines: list[EngineAddress], reason: str) -> None:
+        """These are not used any more."""
+        await asyncio.to_thread(self._pool.fleet.drop, engines, reason)
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""
@@ -130,8 +162,9 @@ class RolloutActor:
             if self._manager is not None:
                 await self._manager.close()
         finally:  # a hook's or a data source's end that fails leaves no engine behind
-            if self._fleet is not None:
-                self._fleet.stop()
+            if self._pool is not None:
+                self._pool.detach()
+                self._pool.fleet.stop()
             if self._teacher is not None:
                 self._teacher.stop()
         return self._args.options_read()
@@ -142,21 +175,35 @@ class RolloutActor:
         try:
             yield
         except (EngineError, DeadlineExceeded):
-            if self._fleet is not None:
-                self._fleet.check()
+            if self._pool is not None:
+                self._pool.fleet.check()
             raise
 
 
 def fleet_config(args: Any, api_key: str) -> FleetConfig:
     """The fleet that the options ask for."""
+    engine = engine_config(args, api_key)
     router = RouterConfig(
         kind=args.rollout_router,
         port=args.sglang_router_port or 0,
         options=router_options(args),
         url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
     )
+    return FleetConfig(
+        () if is_external(args) else (engine,) * args.num_engines,
+        router,
+        api_key=api_key,
+        log_dir=engine.log_dir,
+        external=external_of(args),
+        tolerance=tolerance_of(args),
+        gets_weights=has_trainer(args),
+    )
+
+
+def engine_config(args: Any, api_key: str) -> EngineConfig:
+    """One of the engines."""
     sglang = args.rollout_engine == "sglang"
-    engine = EngineConfig(
+    return EngineConfig(
         # Where no trainer sends its weights, the engines load those that it would start with.
         model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
         log_dir=Path(args.run_dir) / "engines",
@@ -168,12 +215,11 @@ def fleet_config(args: Any, api_key: str) -> FleetConfig:
         python=find_python(args) if sglang else None,
         first_gpu=(0 if args.colocate else args.world_size) if sglang and args.device == "cuda" else None,
     )
-    return FleetConfig((engine,) * args.num_engines, router)
 
 
 def teacher_config(args: Any, api_key: str) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    engine = fleet_config(args, api_key).engines[0]
+    engine = engine_config(args, api_key)
     of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
     options = {name: value for name, value in engine.options.items() if name not in of_policy}
     return replace(engine, model_path=args.opd_teacher_load, options=options)
