@@ -7,6 +7,7 @@ wait has a deadline and says what it waits for. End: everything that was started
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import start_ray
+from colloid.cluster.utilization import Utilization
 from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
 from colloid.config.eval_config import evaluates_only, has_trainer
@@ -52,6 +54,7 @@ class Run:
         self._engines: Any = None
         self._weights: WeightSync | None = None
         self._saving: BackgroundCheckpoint | None = None
+        self._utilization: Utilization | None = None
         self._last_started: int | None = None
         self._processes = Processes(logger.info)
 
@@ -187,6 +190,10 @@ class Run:
         """
         return self._weights.sync()
 
+    def utilization(self) -> dict[str, float]:
+        """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
+        return {} if self._utilization is None else self._utilization.take()
+
     def _start(self) -> None:
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
@@ -195,7 +202,7 @@ class Run:
         plan = SlotPlan(
             args.world_size if has_trainer(args) else 0,
             args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus_per_engine,
+            args.rollout_num_gpus if serves(args) else 0,
             bool(args.colocate),
         )
         if is_external(args) and serves(args):
@@ -203,6 +210,9 @@ class Run:
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
+        if args.utilization_interval:
+            joined = bool(os.environ.get("RAY_ADDRESS"))
+            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
         self._rollout = self._processes.add(
             "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         )
@@ -225,6 +235,7 @@ class Run:
         if resume_from is not None:
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+        self.utilization()  # that of the start belongs to no step
 
     def _start_workers(self, plan: SlotPlan) -> list[Any]:
         import ray
@@ -257,6 +268,8 @@ class Run:
 
         if not ray.is_initialized():
             return
+        if self._utilization is not None:
+            self._utilization.close()
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())

@@ -75,7 +75,7 @@ def _alone(args: Args) -> str | None:
     """What says how engines are started has no use where they run already."""
     if not is_external(args):
         return None
-    refused = {"colocate", "rollout_num_gpus", "rollout_num_gpus_per_engine", "rollout_engine_python", "sglang_config"}
+    refused = {"colocate", "rollout_num_gpus", "rollout_num_gpus_per_engine", "rollout_engine_python"}
     refused |= {f"sglang_{name}" for name in sglang.given(args, "sglang")}
     given = sorted(refused & args.given)
     if given:

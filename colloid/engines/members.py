@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from colloid.engines.control import EngineAddress
 from colloid.engines.health import Health
-from colloid.engines.launch import EngineConfig, EngineHandle
+from colloid.engines.launch import REGULAR, EngineConfig, EngineHandle, WorkerRole
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,10 @@ class Member:
     def address(self) -> EngineAddress:
         return EngineAddress(self.url, self.kind, self.name)
 
+    @property
+    def role(self) -> WorkerRole:
+        return REGULAR if self.config is None else self.config.role
+
     def __str__(self) -> str:
         pid = f", pid {self.handle.pid}" if self.handle is not None else ""
         return f"engine {self.url or 'without an address yet'} ({self.name}{pid})"
@@ -103,7 +107,7 @@ class RouterPort(Protocol):
 
     url: str
 
-    def register(self, engine_url: str) -> None: ...
+    def register(self, engine_url: str, role: WorkerRole = REGULAR) -> None: ...
 
     def deregister(self, engine_url: str) -> None: ...
 

@@ -120,7 +120,7 @@ class Pool:
                 continue
             if self._router_up:
                 try:
-                    self._services.router.register(member.url)
+                    self._services.router.register(member.url, member.role)
                 except EngineError as error:
                     self.lose(member, str(error))
                     if self.tolerance is None:
@@ -234,7 +234,7 @@ class Pool:
         self._router_up = True
         for member in self.of(State.SERVING):
             try:
-                self._services.router.register(member.url)
+                self._services.router.register(member.url, member.role)
             except EngineError as error:
                 self.lose(member, str(error))
         logger.info("the router %s is back, with %d engines", self._services.router.url, len(self.of(State.SERVING)))

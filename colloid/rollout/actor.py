@@ -8,26 +8,19 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
-from colloid.config.eval_config import has_trainer
-from colloid.config.external import is_external
 from colloid.config.sft import serves
-from colloid.config.sglang import engine_options, router_options
-from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
-from colloid.engines.launch import EngineConfig
-from colloid.engines.router import RouterConfig
+from colloid.engines.fleet import FrozenEngine
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
-from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining, external_of, tolerance_of
+from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
+from colloid.rollout.servers import Servers, teacher_config
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +33,7 @@ class EngineAccess:
     """At the start."""
     api_key: str
     pids: list[int]
-    """Of engines, router and teacher, for logs and tests."""
+    """Of engines, routers and teacher, for logs and tests."""
     changes: bool = False
     """Whether there may be others later."""
 
@@ -63,6 +56,7 @@ class RolloutActor:
         setup_logging(args.run_dir, "rollout")
         self._args = args
         self._manager: RolloutManager | LoadedRollouts | None = None
+        self._servers: Servers | None = None
         self._pool: EnginePool | None = None
         self._teacher: FrozenEngine | None = None
 
@@ -80,16 +74,23 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
             self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
-        fleet = Fleet(fleet_config(args, api_key))
+        self._servers = Servers(args, api_key)
+        self._servers.start()
+        fleet = self._servers.policy
         self._pool = EnginePool(fleet, args.sglang_server_concurrency)
-        fleet.start()
-        addresses, pids = fleet.addresses, fleet.pids
+        addresses, pids = fleet.addresses, self._servers.pids
         teacher_url = None
         if self._teacher is not None:
             teacher_url = self._teacher.wait_until_ready()
             pids = [*pids, self._teacher.pid]
-        urls = [address.url for address in addresses]
-        await self._manager.start(fleet.router_url, urls, api_key, teacher_url=teacher_url, examine=self._pool.examine)
+        await self._manager.start(
+            fleet.router_url,
+            [address.url for address in addresses],
+            api_key,
+            teacher_url=teacher_url,
+            frozen=self._servers.frozen_urls(),
+            examine=self._pool.examine,
+        )
         self._pool.attach(self._manager.client)
         return EngineAccess(addresses, api_key, pids, fleet.changes)
 
@@ -164,7 +165,8 @@ class RolloutActor:
         finally:  # a hook's or a data source's end that fails leaves no engine behind
             if self._pool is not None:
                 self._pool.detach()
-                self._pool.fleet.stop()
+            if self._servers is not None:
+                self._servers.stop()
             if self._teacher is not None:
                 self._teacher.stop()
         return self._args.options_read()
@@ -175,51 +177,6 @@ class RolloutActor:
         try:
             yield
         except (EngineError, DeadlineExceeded):
-            if self._pool is not None:
-                self._pool.fleet.check()
+            if self._servers is not None:
+                self._servers.check()
             raise
-
-
-def fleet_config(args: Any, api_key: str) -> FleetConfig:
-    """The fleet that the options ask for."""
-    engine = engine_config(args, api_key)
-    router = RouterConfig(
-        kind=args.rollout_router,
-        port=args.sglang_router_port or 0,
-        options=router_options(args),
-        url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
-    )
-    return FleetConfig(
-        () if is_external(args) else (engine,) * args.num_engines,
-        router,
-        api_key=api_key,
-        log_dir=engine.log_dir,
-        external=external_of(args),
-        tolerance=tolerance_of(args),
-        gets_weights=has_trainer(args),
-    )
-
-
-def engine_config(args: Any, api_key: str) -> EngineConfig:
-    """One of the engines."""
-    sglang = args.rollout_engine == "sglang"
-    return EngineConfig(
-        # Where no trainer sends its weights, the engines load those that it would start with.
-        model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
-        log_dir=Path(args.run_dir) / "engines",
-        api_key=api_key,
-        # A router that runs already may be on another machine, and has to reach the engines.
-        host=address_towards(args.sglang_router_ip or LOOPBACK),
-        kind=args.rollout_engine,
-        options=engine_options(args),
-        python=find_python(args) if sglang else None,
-        first_gpu=(0 if args.colocate else args.world_size) if sglang and args.device == "cuda" else None,
-    )
-
-
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
-    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    engine = engine_config(args, api_key)
-    of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
-    options = {name: value for name, value in engine.options.items() if name not in of_policy}
-    return replace(engine, model_path=args.opd_teacher_load, options=options)
