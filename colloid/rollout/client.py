@@ -202,7 +202,7 @@ class EngineClient:
                     self.failed_requests += 1
                     if excused < MAX_EXCUSED and await self._was_lost(losses):
                         excused += 1
-                        logger.warning("%s; an engine or the router was lost: sending it again", error)
+                        logger.debug("%s; an engine or the router was lost: sending it again", error)
                     else:
                         failed += 1
                         if failed == self._max_attempts:
