@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from colloid.config.profiling import profile_options
 from colloid.data.batch import RankBatch
 from colloid.hooks import bind, load_hook
 from colloid.training.megatron import checkpoint, parallel, step
@@ -18,6 +19,7 @@ from colloid.training.megatron.checkpoint_write import CheckpointWriter
 from colloid.training.megatron.optimizer import learning_rate
 from colloid.training.megatron.stateless_adam import forget_moments, with_moments
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
+from colloid.training.profiling import Recording
 
 
 class TrainerRank:
@@ -30,6 +32,7 @@ class TrainerRank:
     _chunks: list[Any]
     _optimizer: Any
     _scheduler: Any
+    _role = "actor"
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         self.args = args
@@ -53,10 +56,16 @@ class TrainerRank:
         if args.custom_megatron_init_path:
             bind(load_hook(args.custom_megatron_init_path, "megatron_init"), args)()
         self._writer = CheckpointWriter()
+        self._recording = Recording(profile_options(args), self._role, rank, args.device == "cuda")
+        self._recording.start()
 
     def finish_save(self) -> None:
         """Returns when no checkpoint is being written in the background."""
         self._writer.wait()
+
+    def end_recording(self) -> None:
+        """What is recorded of memory is written."""
+        self._recording.close()
 
     def close(self) -> None:
         """Leaves the world of ranks, once a checkpoint that is being written is."""

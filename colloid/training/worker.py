@@ -68,6 +68,7 @@ class TrainWorker:
     def end(self) -> set[str]:
         """The run ends: leaves nothing behind. Returns the options that this process has read."""
         self._actor.end_updates()
+        self._actor.end_recording()
         return self._args.options_read()
 
 
@@ -105,4 +106,5 @@ class CriticWorker:
 
     def end(self) -> set[str]:
         """The run ends. Returns the options that this process has read."""
+        self._critic.end_recording()
         return self._args.options_read()
