@@ -16,6 +16,7 @@ from colloid.config import (
     eval_config,
     layout,
     megatron,
+    offload,
     profiling,
     restart,
     rewards,
@@ -268,6 +269,7 @@ def _external_router(args: Args) -> str | None:
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
     *asynchrony.RULES,
+    *offload.RULES,
     *weight_transport.RULES,
     *debug.RULES,
     *algorithm.RULES,
