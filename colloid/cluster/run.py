@@ -1,7 +1,8 @@
 """A run's processes, and the five verbs of the loop over them: evaluate, generate, train, save, sync weights.
 
-Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side. Every
-wait has a deadline and says what it waits for. End: everything that was started is stopped, whatever happened.
+Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side, or, where
+they have the memory in turns, one after the other. Every wait has a deadline and says what it waits for. End:
+everything that was started is stopped, whatever happened.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import start_ray
+from colloid.cluster.turns import MemoryTurns
 from colloid.cluster.utilization import Utilization
 from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
@@ -53,6 +55,8 @@ class Run:
         self._critics: list[Any] = []
         self._engines: Any = None
         self._weights: WeightSync | None = None
+        self.memory: MemoryTurns
+        """Who has the memory: trainer or engines."""
         self._saving: BackgroundCheckpoint | None = None
         self._utilization: Utilization | None = None
         self._last_started: int | None = None
@@ -216,12 +220,24 @@ class Run:
         self._rollout = self._processes.add(
             "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         )
+        self.memory = MemoryTurns(
+            self._wait,
+            self._rollout,
+            (("trainer", self._workers), ("critic", self._critics)),
+            offload_train=bool(args.offload_train),
+            offload_rollout=bool(args.offload_rollout),
+        )
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
-        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
-        self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
+        engines = self._rollout.start.remote(args.num_rollout)
+        self._make_workers(plan)
+        if args.offload_rollout:
+            self._wait([engines], "engines to start", START_DEADLINE)
+            self.memory.begin()
+        ranks = [worker.start.remote() for worker in [*self._workers, *self._critics]]
+        self._engines, *states = self._wait([engines, *ranks], "engines and trainer ranks to start", START_DEADLINE)
         resumed = states[0].start_rollout_id if states else 0
         self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
         self._weights = WeightSync(
@@ -237,13 +253,14 @@ class Run:
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
         self.utilization()  # that of the start belongs to no step
 
-    def _start_workers(self, plan: SlotPlan) -> list[Any]:
+    def _make_workers(self, plan: SlotPlan) -> None:
+        """The processes of the trainer's ranks, which meet; their models are built when they start."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         args = self.args
         if not plan.num_trainer_ranks:
-            return []
+            return
         group = reserve(plan, args.device)
         rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
         names = {"actor": "trainer rank", "critic": "critic rank"}
@@ -261,7 +278,6 @@ class Run:
                 worker = ray.remote(kind).options(**options)
                 worker = worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}")
                 workers.append(self._processes.add(f"{names[role]} {rank}", worker))
-        return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
     def _stop(self, deadline: float) -> None:
         import ray

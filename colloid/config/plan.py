@@ -8,6 +8,7 @@ from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
 from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_size
+from colloid.config.offload import memory_line
 from colloid.config.roles import has_critic
 from colloid.config.served_models import PLACEHOLDER, REGULAR, ServerGroup, policy_model
 from colloid.config.sft import serves
@@ -48,6 +49,7 @@ def describe_plan(args: Args) -> str:
         *([f"  teacher          {_teacher(args)}"] if has_teacher_engine(args) else []),
         f"  trainer          {_trainer(args)}",
         *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
+        *([f"  memory           {line}"] if (line := memory_line(args)) else []),
         f"  model            {model} ({args.model_type or 'family unknown'})",
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",

@@ -104,10 +104,18 @@ class Fleet:
         return self._router.url
 
     @property
+    def engine_pids(self) -> list[int]:
+        """The processes of the engines that were started here."""
+        return self._own(lambda: [member.handle.pid for member in self._pool.members if member.handle is not None])
+
+    @property
     def pids(self) -> list[int]:
-        """The processes of the fleet, engines first."""
-        engines = [member.handle.pid for member in self._pool.members if member.handle is not None]
-        return engines + ([self._router.pid] if isinstance(self._router, Router) else [])
+        """All processes of the fleet, engines first."""
+        return self.engine_pids + ([self._router.pid] if isinstance(self._router, Router) else [])
+
+    @property
+    def tolerance(self) -> Tolerance | None:
+        return self._config.tolerance
 
     @property
     def addresses(self) -> list[EngineAddress]:

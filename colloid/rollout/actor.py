@@ -15,8 +15,10 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import FrozenEngine
+from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
+from colloid.observe.resident import tree_resident_bytes
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
@@ -74,6 +76,7 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
             self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
+        self._memory = EngineMemory(api_key)
         self._servers = Servers(args, api_key)
         self._servers.start()
         fleet = self._servers.policy
@@ -156,6 +159,18 @@ class RolloutActor:
     async def drop(self, engines: list[EngineAddress], reason: str) -> None:
         """These are not used any more."""
         await asyncio.to_thread(self._pool.fleet.drop, engines, reason)
+
+    async def release_memory(self, tags: list[str]) -> None:
+        """Has the engines that are given the trainer's weights release memory; no request may be under way."""
+        await self._pool.change_memory(lambda urls: self._memory.release(urls, tags), lambda: self._memory.is_released)
+
+    async def resume_memory(self, tags: list[str]) -> None:
+        """The inverse; weights are not there by it."""
+        await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), lambda: self._memory.is_released)
+
+    def engines_resident(self) -> int:
+        """Bytes that the engines on this host hold, which this process has started."""
+        return 0 if self._servers is None else tree_resident_bytes(self._servers.policy.engine_pids)
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""

@@ -19,7 +19,7 @@ from colloid.engines.external import Expected, check_engines
 from colloid.engines.fleet import External, Fleet
 from colloid.engines.launch import START_DEADLINE
 from colloid.engines.members import PoolView, Tolerance
-from colloid.errors import DeadlineExceeded
+from colloid.errors import DeadlineExceeded, EngineError
 from colloid.rollout.client import EngineClient
 
 logger = logging.getLogger(__name__)
@@ -137,6 +137,29 @@ class EnginePool:
                 await asyncio.to_thread(self.fleet.drop, named, f"does not take weights: {words[:1000]}")
                 blamed = named
         return [] if not blamed and attempt > 1 else await self.targets()
+
+    async def change_memory(self, change: Callable[[list[str]], None], is_released: Callable[[], bool]) -> None:
+        """Has all engines release or resume memory; those that fail are taken out, where failures are survived. While
+        any lack a part of theirs, their health is not checked.
+
+        Args:
+            change: takes the engines' addresses; raises EngineError.
+            is_released: whether any lacks a part now.
+        """
+        before = is_released()
+        while True:
+            engines = await self.targets()
+            try:
+                await asyncio.to_thread(change, [engine.url for engine in engines])
+                break
+            except EngineError:
+                if self.fleet.tolerance is None or not await asyncio.to_thread(self.fleet.drop_silent, engines):
+                    raise
+            finally:
+                after = is_released()
+                if after != before:
+                    await asyncio.to_thread(self.fleet.pause_checks if after else self.fleet.resume_checks)
+                before = after
 
     async def metrics(self) -> dict[str, float]:
         """Of the run so far; empty where engines neither are replaced nor come and go."""
