@@ -54,7 +54,7 @@ def train(args: Any) -> None:
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
@@ -92,7 +92,7 @@ def train_async(args: Any) -> None:
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
             metrics |= overlap_metrics(metrics)
             writer.log(rollout_id, metrics)
             progress.update(metrics)

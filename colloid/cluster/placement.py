@@ -1,7 +1,8 @@
 """Which device slot runs what: a plan first, made of plain data, then Ray placement groups for it.
 
 A slot is one GPU, or on a machine without CUDA one process. Trainer ranks take a slot each. Engines take
-`rollout_num_gpus_per_engine` slots each: their own, or with `--colocate` those of the trainer ranks.
+`rollout_num_gpus_per_engine` slots each (or what `--sglang-config` says): their own, or with `--colocate` those of the
+trainer ranks.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ class SlotPlan:
 
     num_trainer_ranks: int
     num_engines: int
-    slots_per_engine: int
+    engine_slots: int
+    """Of all engines, and of placeholders of `--sglang-config`."""
     colocate: bool
 
     @property
     def num_slots(self) -> int:
-        engine_slots = self.num_engines * self.slots_per_engine
         if self.colocate:
-            return max(self.num_trainer_ranks, engine_slots)
-        return self.num_trainer_ranks + engine_slots
+            return max(self.num_trainer_ranks, self.engine_slots)
+        return self.num_trainer_ranks + self.engine_slots
 
 
 def reserve(plan: SlotPlan, device: str):
@@ -45,7 +46,7 @@ def reserve(plan: SlotPlan, device: str):
     if have < plan.num_slots:
         raise ConfigError(
             f"the run needs {plan.num_slots} {resource} slots ({plan.num_trainer_ranks} trainer ranks, "
-            f"{plan.num_engines} engines of {plan.slots_per_engine}{', colocated' if plan.colocate else ''}); the "
+            f"{plan.num_engines} engines with {plan.engine_slots}{', colocated' if plan.colocate else ''}); the "
             f"cluster has {have}. Lower --actor-num-gpus-per-node or --rollout-num-gpus, or use --colocate"
         )
     bundle = {"CPU": 1, "GPU": 1} if device == "cuda" else {"CPU": 1}

@@ -7,6 +7,7 @@ wait has a deadline and says what it waits for. End: everything that was started
 from __future__ import annotations
 
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read
 from colloid.cluster.placement import SlotPlan, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import start_ray
+from colloid.cluster.utilization import Utilization
 from colloid.config import resolve_num_rollout
 from colloid.config.eval_config import evaluates_only, has_trainer
 from colloid.config.layout import data_parallel_rank
@@ -49,6 +51,7 @@ class Run:
         self._critics: list[Any] = []
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
+        self._utilization: Utilization | None = None
         self._last_started: int | None = None
         self._processes = Processes(logger.info)
 
@@ -200,6 +203,10 @@ class Run:
         count = self._wait(references, "the engines' weights to be compared")[0]
         logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
 
+    def utilization(self) -> dict[str, float]:
+        """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
+        return {} if self._utilization is None else self._utilization.take()
+
     def _start(self) -> None:
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
@@ -208,12 +215,15 @@ class Run:
         plan = SlotPlan(
             args.world_size if has_trainer(args) else 0,
             args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus_per_engine,
+            args.rollout_num_gpus if serves(args) else 0,
             bool(args.colocate),
         )
         start_ray(plan.num_slots, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
+        if args.utilization_interval:
+            joined = bool(os.environ.get("RAY_ADDRESS"))
+            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
         self._rollout = self._processes.add(
             "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
         )
@@ -229,6 +239,7 @@ class Run:
             self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+        self.utilization()  # that of the start belongs to no step
 
     def _start_workers(self, plan: SlotPlan) -> list[Any]:
         import ray
@@ -261,6 +272,8 @@ class Run:
 
         if not ray.is_initialized():
             return
+        if self._utilization is not None:
+            self._utilization.close()
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())

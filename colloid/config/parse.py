@@ -5,7 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from colloid.config import asynchrony, checks, debug, derive, eval_config, layout, model, rewards, roles, rundir
+from colloid.config import (
+    asynchrony,
+    checks,
+    debug,
+    derive,
+    eval_config,
+    layout,
+    model,
+    rewards,
+    roles,
+    rundir,
+    sglang_config,
+)
 from colloid.config.args import Args
 from colloid.config.files import read_config
 from colloid.config.restart import Restart
@@ -104,6 +116,7 @@ _READ_BY_PARSING = [
     "spec",
     "seq_length",
     "megatron_config_path",
+    "sglang_config",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -143,6 +156,7 @@ def resolve(args: Args, restart: Restart | None = None) -> None:
     model.resolve_load(args)
     model.resolve_model(args)
     model.switch_off_on_cpu(args)
+    sglang_config.choose_policy(args)
     layout.resolve_layout(args)
     rundir.resolve_run_directory(args, restart)
     if args.deterministic:

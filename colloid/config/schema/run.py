@@ -89,7 +89,7 @@ CLUSTER = (
         shown="a free one",
     ),
     opt("--sglang-router-ip", "str", None, "Address of a router that runs already: the run's engines register there."),
-    opt("--sglang-config", "str", None, "YAML: several models and server groups.", **LATER),
+    opt("--sglang-config", "str", None, "YAML: several models, and the groups of engines of each (docs/engines.md)."),
     opt("--rollout-external-engine-addrs", "str", None, "Engines that run already.", nargs="+", **LATER),
     opt(
         "--distributed-backend",

@@ -6,16 +6,9 @@ from typing import Any
 
 from aiohttp import web
 
-from colloid.engines.contract import (
-    AbortRequest,
-    BadRequest,
-    GenerateInput,
-    PauseRequest,
-    SamplingParams,
-    WeightUpdateBucket,
-    WeightUpdateEnd,
-    WeightUpdateStart,
-)
+from colloid.engines.contract import AbortRequest, PauseRequest, WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput, SamplingParams
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate, GroupStart, group_name
 from colloid.engines.embedded.server import (
     HEALTH_GENERATE_SECONDS,
@@ -23,16 +16,6 @@ from colloid.engines.embedded.server import (
     error_response,
     json_response,
     read_json,
-)
-
-METRICS = (
-    ("sglang:num_running_reqs", "gauge", "Samples in the batch", "num_running_reqs"),
-    ("sglang:num_queue_reqs", "gauge", "Samples that wait for room", "num_queued_reqs"),
-    ("sglang:num_used_tokens", "gauge", "Positions of the cache in use", "num_used_tokens"),
-    ("sglang:token_usage", "gauge", "Share of the cache in use", "token_usage"),
-    ("sglang:generation_tokens_total", "counter", "Tokens generated", "generation_tokens_total"),
-    ("sglang:prompt_tokens_total", "counter", "Prompt tokens computed", "prompt_tokens_total"),
-    ("sglang:realtime_tokens_total", "counter", "Tokens computed", "realtime_tokens_total"),
 )
 
 
@@ -129,12 +112,8 @@ class ControlRoutes:
         return json_response({"weight_version": self.engine.weight_version})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        load, name = self._load(), self.server.info.served_model_name.replace("\\", "\\\\").replace('"', '\\"')
-        lines = []
-        for metric, kind, text, key in METRICS:
-            lines += [f"# HELP {metric} {text}.", f"# TYPE {metric} {kind}"]
-            lines.append(f'{metric}{{model_name="{name}"}} {load[key]}')
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        text = self.engine.metrics.text(self._load(), self.server.info.served_model_name)
+        return web.Response(text=text, content_type="text/plain")
 
     def _load(self) -> dict[str, Any]:
         """Read from the event loop without stopping the compute thread: counts may be one step old."""

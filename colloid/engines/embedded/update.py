@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from colloid.engines.contract import BadRequest, WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
+from colloid.engines.contract import WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.shared_memory import SharedMaps
