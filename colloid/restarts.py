@@ -61,7 +61,7 @@ class Beginning:
             pickle.dump(restart, file)
             file.seek(0)
             for descriptor in _descriptors() - self.descriptors - {0, 1, 2}:
-                _not_inherited(descriptor)  # libraries open some that an exec would leave open
+                os.set_inheritable(descriptor, False)  # libraries open some that an exec would leave open
             os.set_inheritable(file.fileno(), True)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -109,11 +109,13 @@ def _marker_time(save: str | None) -> int | None:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/dev/fd")}
+    """The open files of this process."""
+    return {number for number in map(int, os.listdir("/dev/fd")) if _is_open(number)}
 
 
-def _not_inherited(descriptor: int) -> None:
+def _is_open(descriptor: int) -> bool:
     try:
-        os.set_inheritable(descriptor, False)
-    except OSError:  # that of the listing itself is closed by now
-        return
+        os.fstat(descriptor)
+    except OSError:  # that of the listing itself
+        return False
+    return True
