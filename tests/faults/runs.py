@@ -73,20 +73,16 @@ class FaultyRun:
 
     @contextmanager
     def held(self, moment: str, rollout_id: int) -> Iterator[int]:
-        """Inside, the run is at the moment; the id of the process that reached it."""
+        """Inside, the run is at the moment; the id of the process that reached it. To be called before it is there."""
         gate, reached = self._gates / moment, self._gates / f"{moment}.reached"
-        self.hold(moment, rollout_id)
+        gate.write_text(str(rollout_id))
         self.wait_until(reached.exists, f"{moment} of rollout {rollout_id}")
         self.shared_memory |= self._shared_memory()
         try:
             yield int(reached.read_text())
         finally:
-            gate.unlink()
             reached.unlink()
-
-    def hold(self, moment: str, rollout_id: int) -> None:
-        """The run will stop there; to be called early enough, and then `held`."""
-        (self._gates / moment).write_text(str(rollout_id))
+            gate.unlink()
 
     def wait_until(self, condition, what: str) -> None:
         """Fails where the run ends before, or in too long a time."""
@@ -120,6 +116,13 @@ class FaultyRun:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end after {timeout:g} s:\n{self.output[-5000:]}") from None
 
+    def wait_until_gone(self, timeout: float = 120) -> None:
+        """Returns when no process lives but Ray's agents."""
+        deadline = time.monotonic() + timeout
+        while left := [member for member in self.members() if not _is_agent(member)]:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.2)
+
     def kill_all(self) -> None:
         """Whatever happened, nothing of the run stays."""
         for process in self.members():
@@ -127,12 +130,9 @@ class FaultyRun:
         if self.process.poll() is None:
             self.process.wait(30)
 
-    def check_nothing_left(self, timeout: float = 60) -> None:
+    def check_nothing_left(self) -> None:
         """No process but Ray's agents, no shared memory, no half-written file."""
-        deadline = time.monotonic() + timeout
-        while left := [member for member in self.members() if not _is_agent(member)]:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.2)
+        self.wait_until_gone()
         assert not [path for path in self.shared_memory if os.path.exists(path)]
         assert not list(self.run_dir.glob("**/*.tmp")) and not list(self.run_dir.glob("checkpoints/.writing_*"))
 
