@@ -49,27 +49,28 @@ def check(args: Args) -> None:
 
 
 def not_supported(args: Args, at_run: bool) -> list[str]:
-    """Given options, with their values, that do not work in this version. `at_run`: those that a plan may have."""
+    """A sentence for each given option whose value is refused: which, why, and what to do. `at_run`: those that a plan
+    may have.
+    """
     found = []
     for dest in sorted(args.given):
         value = args.as_dict(redact=False, only=[dest])[dest]
         refusing = [option for option in tables().by_dest.get(dest, ()) if not option.supports(value)]
         if refusing and refusing[0].at_run == at_run:
-            found.append(_named(refusing[0], value))
+            found.append(refusal(refusing[0], value))
     return found
 
 
-def _named(option: Option, value: object) -> str:
-    if option.kind in BOOLEANS:
-        return option.flag
+def refusal(option: Option, value: object) -> str:
+    """Why this value of an option is refused."""
     shown = " ".join(map(str, value)) if isinstance(value, (list, tuple)) else value
+    what = option.flag if option.kind in BOOLEANS else f"{option.flag} {shown}"
     works = f" (what works: {', '.join(map(str, option.built))})" if option.built else ""
-    return f"{option.flag} {shown}{works}"
+    return f"{what} is not supported{works}: {option.refused}"
 
 
 def _model_options(args: Args) -> str | None:
-    found = not_supported(args, at_run=True)
-    return f"not supported yet: {', '.join(found)}" if found else None
+    return "\n       ".join(not_supported(args, at_run=True)) or None
 
 
 def _model_family(args: Args) -> str | None:

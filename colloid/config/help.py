@@ -7,8 +7,6 @@ import textwrap
 from colloid.config.option import BOOLEANS, SWITCH, Option
 from colloid.config.tables import tables
 
-NOT_YET = "not supported yet"
-
 _INTRO = {
     "": "Options of colloid. Those of Megatron, SGLang and the router: --help-megatron, --help-sglang, --help-router.",
     "megatron": "Options of Megatron, by Megatron-LM's names. Model arguments left out follow from --hf-checkpoint.",
@@ -23,15 +21,9 @@ def help_text(category: str, entry: str = "train") -> str:
     for group, rows in grouped(category or "colloid").items():
         lines += ["", f"{group.replace('_', ' ')}:"]
         lines += [line for row in rows if works(row) for line in _entry(row)]
-        later = [row.flag for row in rows if not works(row)]
-        if later:
-            lines += textwrap.wrap(
-                f"{NOT_YET}: {', '.join(later)}",
-                110,
-                initial_indent="  ",
-                subsequent_indent="    ",
-                break_on_hyphens=False,
-            )
+        for reason, refused in refused_options(rows).items():
+            text = f"not supported: {', '.join(row.flag for row in refused)} ({reason})"
+            lines += textwrap.wrap(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False)
     return "\n".join(lines)
 
 
@@ -47,6 +39,21 @@ def grouped(category: str) -> dict[str, list[Option]]:
 def works(option: Option) -> bool:
     """Whether any value but the default works."""
     return option.built != ()
+
+
+def refused_options(rows: list[Option]) -> dict[str, list[Option]]:
+    """Reason -> the options that are refused for it, whatever their value."""
+    reasons: dict[str, list[Option]] = {}
+    for row in rows:
+        if not works(row):
+            reasons.setdefault(row.refused, []).append(row)
+    return reasons
+
+
+def refused_values(option: Option) -> str:
+    """Which of the values that an option knows are refused, and why; "": none."""
+    names = [str(choice) for choice in option.choices if option.built and choice not in option.built]
+    return f"Not supported: {', '.join(names)}: {option.refused}." if names else ""
 
 
 def signature(option: Option) -> str:
@@ -76,8 +83,8 @@ def _entry(option: Option) -> list[str]:
     parts = [option.help] if option.help else []
     if default_text(option):
         parts.append(f"(default: {default_text(option)})")
-    if option.built and set(option.choices) - set(option.built):
-        parts.append(f"({NOT_YET}: {', '.join(str(c) for c in option.choices if c not in option.built)})")
+    if refused_values(option):
+        parts.append(refused_values(option))
     left, right = f"  {signature(option)}", " ".join(parts)
     wrapped = textwrap.wrap(right, 80, break_on_hyphens=False) or [""]
     if len(left) <= 36:
@@ -90,31 +97,38 @@ def markdown() -> str:
     lines = [
         "# Options",
         "",
-        "Made from the option tables by `python scripts/make_options_doc.py`. An option that is not supported yet is",
-        "refused. `--config FILE` takes the same names as keys of a YAML or TOML file; the command line wins.",
+        "Made from the option tables by `python scripts/make_options_doc.py`. An option that is not supported is",
+        "refused with its reason. `--config FILE` takes the same names as keys of a YAML or TOML file; the command",
+        "line wins.",
     ]
     for group, rows in grouped("colloid").items():
         lines += ["", f"## {group.capitalize()}", "", "| option | default | what it does |", "|---|---|---|"]
         lines += [_row(row) for row in rows if works(row)]
-        later = [f"`{row.flag}`" for row in rows if not works(row)]
-        if later:
-            lines += ["", f"{NOT_YET.capitalize()}: {', '.join(later)}."]
+        if refused_options(rows):
+            lines += ["", *_refused_table(rows)]
     lines += ["", "## Megatron", "", _INTRO["megatron"], "", "| options | |", "|---|---|"]
     for group, rows in grouped("megatron").items():
         built = [f"`{row.flag}`" for row in rows if works(row)]
         if built:
             lines.append(f"| {', '.join(built)} | {group.replace('_', ' ')} |")
-    count = sum(not works(row) for rows in grouped("megatron").values() for row in rows)
-    lines += ["", f"{count} more are known, can be planned with `--dry-run`, and are refused by a run: {NOT_YET}."]
+    lines += ["", "These are known, can be planned with `--dry-run`, and are refused by a run:", ""]
+    lines += _refused_table([row for rows in grouped("megatron").values() for row in rows])
     lines += ["", "## Engines and router", "", *_pass_through()]
     return "\n".join(lines) + "\n"
 
 
 def _row(option: Option) -> str:
     text = _cell(option.help)
-    if option.built and set(option.choices) - set(option.built):
-        text += f" {NOT_YET.capitalize()}: {', '.join(str(c) for c in option.choices if c not in option.built)}."
+    if refused_values(option):
+        text = f"{text} {_cell(refused_values(option))}".strip()
     return f"| `{_cell(signature(option))}` | {default_text(option)} | {text} |"
+
+
+def _refused_table(rows: list[Option]) -> list[str]:
+    lines = ["| not supported | why |", "|---|---|"]
+    for reason, refused in refused_options(rows).items():
+        lines.append(f"| {', '.join(f'`{row.flag}`' for row in refused)} | {_cell(reason)} |")
+    return lines
 
 
 def _cell(text: str) -> str:
@@ -134,4 +148,5 @@ def _pass_through() -> list[str]:
         "| option | why |",
         "|---|---|",
     ]
-    return lines + [f"| `{tables().by_dest[dest][0].flag}` | {why} |" for dest, why in SET_BY_COLLOID.items()]
+    lines += [f"| `{tables().by_dest[dest][0].flag}` | {why} |" for dest, why in SET_BY_COLLOID.items()]
+    return lines + ["", *_refused_table(grouped("router")["router"])]

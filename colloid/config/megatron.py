@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-from colloid.config import moe_mla, tsv
+from colloid.config import megatron_refused, moe_mla, tsv
 from colloid.config.option import FLAG, OFF, SWITCH, Option
 
 DEFAULTS = {
@@ -173,8 +173,15 @@ _DTYPES = ("float32", "bfloat16", "float16")
 _EXTRA = (
     Option("--post-self-attn-layernorm", FLAG, False, group="network_size", category="megatron"),
     Option("--post-mlp-layernorm", FLAG, False, group="network_size", category="megatron"),
-    Option("--use-gated-attention", FLAG, False, group="network_size", category="megatron", built=(), at_run=True),
-    Option("--enable-experimental", FLAG, False, group="experimental", category="megatron", built=(), at_run=True),
+    *(
+        Option(
+            flag, FLAG, False, group, category="megatron", built=(), at_run=True, refused=megatron_refused.reason(name)
+        )
+        for flag, group, name in (
+            ("--use-gated-attention", "network_size", "use_gated_attention"),
+            ("--enable-experimental", "experimental", "enable_experimental"),
+        )
+    ),
 )
 """Names that model scripts of this field use besides."""
 
@@ -222,6 +229,7 @@ def _option(row: dict[str, str]) -> Option | None:
         dest=dest,
         aliases=tuple(aliases),
         built=built,
+        refused="" if built is None else megatron_refused.reason(dest),
         at_run=at_run,
         field=field,
     )

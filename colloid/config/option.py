@@ -33,8 +33,9 @@ class Option:
         nargs: "" one value; "+", "*", "?" as in argparse.
         repeat: given several times, the values add up.
         low, high: bounds, inclusive.
-        built: the values that work. None: all that are allowed. Others are refused as "not supported yet". The
-            default always works, and so does False where it says that something is off.
+        built: the values that work. None: all that are allowed. Others are refused. The default always works, and so
+            does False where it says that something is off.
+        refused: why they are, and what to take instead; ends a sentence that begins with the option.
         at_run: refused when a run starts, not when the options are parsed (model arguments: so that they can be
             planned with `--dry-run`).
         field: Megatron-Core's `Class.field` that the option sets.
@@ -56,6 +57,7 @@ class Option:
     low: float | None = None
     high: float | None = None
     built: tuple | None = None
+    refused: str = ""
     at_run: bool = False
     field: str = ""
     lower: bool = False

@@ -23,7 +23,7 @@ def parse(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
         entry: "train" or "train_async".
 
     Raises:
-        ConfigError: an option is unknown, wrong, contradicts another, or is not supported yet.
+        ConfigError: an option is unknown, wrong, contradicts another, or is not supported.
     """
     line = parse_tokens(sys.argv[1:] if argv is None else list(argv))
     chosen = _read_files(line)
@@ -112,7 +112,7 @@ def resolve(args: Args) -> None:
     """Sets all that follows from the given options, then checks them."""
     early = checks.not_supported(args, at_run=False)
     if early:
-        raise ConfigError("not supported yet: " + ", ".join(early))
+        raise ConfigError("\n       ".join(early))
     derive.resolve_devices(args)
     derive.resolve_batch_sizes(args)
     derive.resolve_algorithm(args)

@@ -60,7 +60,7 @@ def describe_plan(args: Args) -> str:
     ]
     later = not_supported(args, at_run=True)
     if later:
-        lines += ["  not supported yet; a run would refuse:"] + [f"    {name}" for name in later]
+        lines += ["  a run would refuse:"] + [f"    {text}" for text in later]
     return "\n".join(lines)
 
 

@@ -78,8 +78,10 @@ def resolve_roles(args: Args) -> None:
                     f"--megatron-config-path {path}: {role}: {tables().by_dest[dest][0].flag} is for all roles; what "
                     f"may differ: {', '.join(sorted(OVERRIDABLE))}"
                 )
-            if not all(option.supports(value) for option in tables().by_dest[dest]):
-                raise ConfigError(f"--megatron-config-path {path}: {role}: not supported yet: {dest} {value}")
+            for option in tables().by_dest[dest]:
+                if not option.supports(value):
+                    why = f"{dest} {value} is not supported: {option.refused}"
+                    raise ConfigError(f"--megatron-config-path {path}: {role}: {why}")
         args.role_overrides[role] = {dest: value for dest, value in values.items() if value is not None}
 
 

@@ -68,28 +68,47 @@ SET_BY_COLLOID = {
 }
 """Options that cannot be given, with the reason."""
 
-_ROUTER_NOT_YET = [
-    "router_prefill_policy",
-    "router_decode_policy",
-    "router_dp_aware",
-    "router_enable_igw",
-    "router_mini_lb",
-    "router_prefill",
-    "router_decode",
-    "router_pd_disaggregation",
-    "router_service_discovery",
-    "router_selector",
-    "router_service_discovery_port",
-    "router_service_discovery_namespace",
-    "router_prefill_selector",
-    "router_decode_selector",
-    "router_backend",
-    "router_control_plane_api_keys",
-    "router_tls_cert_path",
-    "router_tls_key_path",
-    "router_jwt_role_mapping",
-]
-"""Options that change which engines there are, or how they are reached."""
+_OTHER_ENGINES = "the run's own engines register themselves; --rollout-external-engine-addrs names others"
+_GROUPS = "which engines prefill and which decode follows from --sglang-config"
+_ACCESS = "the router serves this run alone, and asks for the run's key"
+
+ROUTER_REFUSED = {
+    **dict.fromkeys(
+        (
+            "router_prefill_policy",
+            "router_decode_policy",
+            "router_prefill",
+            "router_decode",
+            "router_pd_disaggregation",
+        ),
+        _GROUPS,
+    ),
+    **dict.fromkeys(
+        (
+            "router_service_discovery",
+            "router_selector",
+            "router_service_discovery_port",
+            "router_service_discovery_namespace",
+            "router_prefill_selector",
+            "router_decode_selector",
+        ),
+        _OTHER_ENGINES,
+    ),
+    **dict.fromkeys(
+        (
+            "router_control_plane_api_keys",
+            "router_tls_cert_path",
+            "router_tls_key_path",
+            "router_jwt_role_mapping",
+        ),
+        _ACCESS,
+    ),
+    "router_dp_aware": "an engine with data-parallel attention spreads its requests over its ranks itself",
+    "router_enable_igw": "a router serves the engines of one model",
+    "router_mini_lb": "it is a small router in Python for trying things out, which balances at random",
+    "router_backend": "all engines speak SGLang's API",
+}
+"""Options that change which engines there are, or how they are reached, with the reason why they are refused."""
 
 EMBEDDED_DTYPES = {"auto": None, "float": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 """SGLang's name of a precision -> the embedded engine's; None: the trainer's."""
@@ -136,7 +155,8 @@ def _option(row: dict[str, str], category: str) -> Option:
         repeat=text == "Append",
         dest=dest,
         aliases=tuple(aliases),
-        built=() if dest in _ROUTER_NOT_YET else None,
+        built=() if dest in ROUTER_REFUSED else None,
+        refused=ROUTER_REFUSED.get(dest, ""),
         lower=dest in _LOWER,
         **_BOUNDS.get(dest, {}),
     )

@@ -59,7 +59,7 @@ def test_the_three_categories_together_are_planned(tmp_path):
     done = shell(SIXTH + " --dry-run", None, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "sglang_log_level: info" in done.stdout and "2 ranks (TP 2)" in done.stdout
-    assert "not supported yet" not in done.stdout
+    assert "would refuse" not in done.stdout
 
 
 def test_the_model_script_takes_the_checkpoint_from_the_environment(tmp_path, tiny_model_dir):
@@ -74,7 +74,7 @@ def test_the_model_script_takes_the_checkpoint_from_the_environment(tmp_path, ti
         ("--rolout-batch-size 4", ["error:", "--rolout-batch-size", "did you mean --rollout-batch-size?"]),
         ("--prompt-data none.jsonl --hf-checkpoint none", ["error:", "--hf-checkpoint none", "no such directory"]),
         ("--rollout-batch-size 3 --n-samples-per-prompt 2 --global-batch-size 4", ["3 × 2 = 6", "4"]),
-        ("--http-proxy x", ["not supported yet", "--http-proxy"]),
+        ("--use-distributed-post", ["error: --use-distributed-post is not supported: one process"]),
     ],
 )
 def test_mistakes_end_with_2_and_no_traceback(tmp_path, options, words):

@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_trained_is_refused_by_a_run_and_not_by_a_plan(pl
 
 
 def test_what_only_a_plan_may_have_is_refused_by_a_run(place):
-    assert has(error_of("--mtp-num-layers", "1"), "not supported yet", "--mtp-num-layers 1")
+    assert has(error_of("--mtp-num-layers", "1"), "--mtp-num-layers 1 is not supported: layers of multi-token")
     assert run("--mtp-num-layers", "1", "--dry-run")
 
 

@@ -80,7 +80,7 @@ def test_datasets_reads_all_files_and_saves_what_is_read_as_prompts(files, tmp_p
         ("--prompt-data a.jsonl --prompt-data-weights 0", "weight 0 is never read"),
         ("--streaming-window 9", "needs --streaming-data"),
         ("--num-data-workers 65", "at most 64"),
-        ('--multimodal-keys {"a":"b"}', "not supported yet"),
+        ('--multimodal-keys {"a":"b"}', "read text alone"),
     ],
 )
 def test_options_of_data_that_make_no_sense_are_errors(argv, words):

@@ -1,7 +1,6 @@
 """colloid's own options: one table, by group, from which parsing, `--help` and `docs/options.md` are made.
 
-Each module holds the rows of one subject. To lift a "not supported yet", drop `**LATER` from the row, or add the value
-to its `built`.
+Each module holds the rows of one subject. A row whose value is refused says why, and what to take instead (`refused`).
 """
 
 from __future__ import annotations

@@ -75,7 +75,15 @@ DEBUG = (
 
 SERVICES = (
     opt("--http-proxy", "str", None, "Proxy of HTTP requests.", **LATER),
-    opt("--use-distributed-post", FLAG, None, "Send requests from several hosts.", **LATER),
+    opt(
+        "--use-distributed-post",
+        FLAG,
+        None,
+        "Send requests from several hosts.",
+        built=(),
+        refused="one process sends all requests, since it alone knows which are to be aborted, repeated or held back "
+        "while weights change; what else would keep it busy runs beside it (graders, --num-data-workers)",
+    ),
     opt("--rollout-buffer-url", "str", None, "Address of a rollout buffer.", **LATER),
     opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
     opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),

@@ -30,7 +30,9 @@ ROLLOUT = (
         "object-store",
         "How samples come to the trainer.",
         choices=("object-store", "nixl"),
-        **LATER,
+        built=("object-store",),
+        refused="samples are arrays in the host's memory, which Ray's object store shares among a host's processes; "
+        "NIXL moves what is in the memory of GPUs",
     ),
     opt("--model-name", "str", None, "Name of the model family.", **LATER),
 )

@@ -3,7 +3,10 @@
 from colloid.config.option import FLAG, opt
 
 LATER = {"built": ()}
-MODEL = {"built": (), "at_run": True}
+_NO_MTP = (
+    "layers of multi-token prediction are not trained, and stay as they are in --hf-checkpoint; leave the option out"
+)
+MTP = {"built": (), "at_run": True, "refused": _NO_MTP}
 
 CHECKPOINTS = (
     opt("--hf-checkpoint", "str", None, "Hugging Face directory of the model: config, tokenizer, start weights."),
@@ -61,8 +64,24 @@ TRAINING = (
         nargs="*",
     ),
     opt("--freeze-params-name-list", "str", None, "Do not train such parameters.", nargs="*"),
-    opt("--freeze-indexer", FLAG, None, "Do not train the indexer of sparse attention.", **LATER),
-    opt("--allgather-cp", FLAG, None, "Context parallelism by all-gather.", **MODEL),
+    opt(
+        "--freeze-indexer",
+        FLAG,
+        None,
+        "Do not train the indexer of sparse attention.",
+        built=(),
+        refused="no supported model has sparse attention; --freeze-params-name-list freezes parameters by their names",
+    ),
+    opt(
+        "--allgather-cp",
+        FLAG,
+        None,
+        "Context parallelism by all-gather.",
+        built=(),
+        at_run=True,
+        refused="there is no choice: under --context-parallel-size keys and values are gathered on a CPU, and passed "
+        "round by Transformer Engine with CUDA",
+    ),
     opt(
         "--mtp-num-layers",
         "int",
@@ -70,7 +89,7 @@ TRAINING = (
         "Layers of multi-token prediction.",
         low=0,
         field="TransformerConfig.mtp_num_layers",
-        **MODEL,
+        **MTP,
     ),
     opt(
         "--mtp-loss-scaling-factor",
@@ -79,9 +98,9 @@ TRAINING = (
         "Weight of its loss.",
         low=0,
         field="TransformerConfig.mtp_loss_scaling_factor",
-        **MODEL,
+        **MTP,
     ),
-    opt("--enable-mtp-training", FLAG, None, "Train it.", **LATER),
+    opt("--enable-mtp-training", FLAG, None, "Train it.", built=(), refused=_NO_MTP),
     opt("--reset-optimizer-states", FLAG, None, "Forget the optimizer's moments before each rollout."),
     opt("--use-stateless-adam", FLAG, None, "Adam without moments: each update is the first one of a fresh Adam."),
 )
