@@ -1,4 +1,4 @@
-"""From nodes and a demand to a placement: the trainer first, then the engines, each at the first place where it fits."""
+"""From nodes and a demand to a placement: the trainer first, then each engine at the first place where it fits."""
 
 from __future__ import annotations
 
