@@ -10,13 +10,27 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from colloid.errors import DeadlineExceeded, ProcessDied
 
 REPORT_EVERY = 60.0
 """Seconds between two log lines of a wait."""
+DIRECTORY_VARIABLE = "COLLOID_DIRECTORY"
+"""Where the driver was started."""
+
+
+def is_joined() -> bool:
+    """Whether the run joins a cluster that runs already."""
+    return bool(os.environ.get("RAY_ADDRESS"))
+
+
+def enter_directory() -> None:
+    """Has a process of the run on a cluster work where the driver does, so that relative paths mean the same."""
+    directory = os.environ.get(DIRECTORY_VARIABLE, "")
+    if os.path.isdir(directory):  # where it is not, the run's directories are missed by name
+        os.chdir(directory)
 
 
 def start_ray(num_slots: int, working_directory: str) -> None:
@@ -28,7 +42,7 @@ def start_ray(num_slots: int, working_directory: str) -> None:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",
     }
-    joins = bool(os.environ.get("RAY_ADDRESS"))
+    joins = is_joined()
     if not joins:
         # Ray resolves 127.0.0.1 to the host's outer address, and binds everything to all interfaces, unless it is
         # told that this machine cannot be part of a cluster.
@@ -37,8 +51,11 @@ def start_ray(num_slots: int, working_directory: str) -> None:
     import ray
 
     path = os.pathsep.join(filter(None, [working_directory, os.environ.get("PYTHONPATH", "")]))
-    worker_environment = {"env_vars": {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}}
+    variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), "PYTHONPATH": path}
+    worker_environment: dict[str, Any] = {"env_vars": variables}
     if joins:
+        variables[DIRECTORY_VARIABLE] = os.getcwd()
+        worker_environment["worker_process_setup_hook"] = f"{__name__}.{enter_directory.__name__}"
         ray.init(runtime_env=worker_environment, log_to_driver=True)
         return
     # It says at each start that it uses a token, which is the default.
@@ -55,13 +72,20 @@ def start_ray(num_slots: int, working_directory: str) -> None:
     )
 
 
-def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list[Any]:
+def wait_for(
+    references: Sequence[Any],
+    what: str,
+    deadline: float,
+    log: Callable[[str], None],
+    names: Mapping[str, str] | None = None,
+) -> list[Any]:
     """The values of Ray references, in order.
 
     Args:
         what: named in the log and in the error, e.g. "trainer ranks to start".
         deadline: seconds.
         log: takes a line each `REPORT_EVERY` seconds of waiting.
+        names: of actors, by their ids, for errors.
 
     Raises:
         DeadlineExceeded: not all came in time; says which did not.
@@ -83,10 +107,11 @@ def wait_for(references: Sequence[Any], what: str, deadline: float, log) -> list
             try:
                 ray.get(reference)
             except ray.exceptions.RayActorError as error:
+                position = f"process {references.index(reference)} of {len(references)}"
+                who = (names or {}).get(error.actor_id or "", position)
                 raise ProcessDied(
-                    f"process {references.index(reference)} of {len(references)} ended while the run waited for "
-                    f"{what}: {error}. Was it killed, or out of memory? The run goes on from its last checkpoint with "
-                    "--load"
+                    f"{who} ended while the run waited for {what}: {error}. Was it killed, out of memory, or is its "
+                    "node gone? The run goes on from its last checkpoint with --load"
                 ) from error
         if not done:
             seconds = time.monotonic() - start

@@ -7,18 +7,17 @@ wait has a deadline and says what it waits for. End: everything that was started
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
-from colloid.cluster.placement import SlotPlan, reserve
-from colloid.cluster.ray_runtime import start_ray, wait_for
+from colloid.cluster.placement import Reservation, beside_driver, reserve
+from colloid.cluster.ray_runtime import wait_for
 from colloid.config import resolve_num_rollout
-from colloid.config.eval_config import evaluates_only, has_trainer
+from colloid.config.cluster import train_environment
+from colloid.config.eval_config import evaluates_only
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
-from colloid.config.sft import serves
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
 from colloid.training.worker import CriticWorker, TrainWorker
@@ -44,6 +43,7 @@ class Run:
         self._rollout: Any = None
         self._workers: list[Any] = []
         self._critics: list[Any] = []
+        self._names: dict[str, str] = {}
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
         self._last_started: int | None = None
@@ -201,21 +201,15 @@ class Run:
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
-        plan = SlotPlan(
-            args.world_size if has_trainer(args) else 0,
-            args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus_per_engine,
-            bool(args.colocate),
-        )
-        start_ray(plan.num_slots, str(Path(__file__).parents[2]))
+        slots = reserve(args, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
-        self._rollout = ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+        self._rollout = ray.remote(RolloutActor).options(**beside_driver()).remote(args)
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
-        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
+        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(slots)]
         self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
         resumed = states[0].start_rollout_id if states else 0
         self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
@@ -224,28 +218,24 @@ class Run:
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
 
-    def _start_workers(self, plan: SlotPlan) -> list[Any]:
+    def _start_workers(self, slots: Reservation) -> list[Any]:
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        args = self.args
-        if not plan.num_trainer_ranks:
+        args, ranks = self.args, slots.placement.ranks
+        if not ranks:
             return []
-        group = reserve(plan, args.device)
-        rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
-        roles = [("actor", TrainWorker, self._workers, 1)]
+        roles = [("actor", TrainWorker, self._workers)]
         if has_critic(args) and not evaluates_only(args):
-            roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
-        for role, kind, workers, num_cpus in roles:
-            of_role = role_args(args, role)
-            for rank in range(plan.num_trainer_ranks):
-                options = {
-                    "num_cpus": num_cpus,
-                    "num_gpus": 1 / len(roles) if args.device == "cuda" else 0,
-                    "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-                }
-                worker = ray.remote(kind).options(**options)
-                workers.append(worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}"))
+            roles.append(("critic", CriticWorker, self._critics))  # on the policy's slots
+        environment = {"runtime_env": {"env_vars": train_environment(args)}} if args.train_env_vars else {}
+        for number, (role, kind, workers) in enumerate(roles):
+            of_role, rendezvous = role_args(args, role), slots.rendezvous(Path(args.run_dir), number)
+            for rank, share in enumerate(ranks):
+                worker = ray.remote(kind).options(**slots.on_node(share.node), **environment)
+                gpu = share.slots[0] if args.device == "cuda" else None
+                workers.append(worker.remote(of_role, rank, args.world_size, rendezvous, gpu))
+                critic = "" if workers is self._workers else "critic's "
+                self._names[workers[-1]._actor_id.hex()] = critic + slots.rank_name(rank)
         return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
     def _stop(self) -> None:
@@ -264,7 +254,7 @@ class Run:
         ray.shutdown()
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
-        return wait_for(references, what, deadline, logger.info)
+        return wait_for(references, what, deadline, logger.info, self._names)
 
 
 def check_not_finished(num_rollout: int, resume_from: Path) -> None:

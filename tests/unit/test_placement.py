@@ -46,7 +46,7 @@ def _slots(shares) -> list[tuple[int, int]]:
     return [(share.node, slot) for share in shares for slot in share.slots]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(clusters())
 def test_slots_are_given_once_engines_are_whole_and_colocated_ones_share_wholly(case):
     nodes, demand = case
@@ -79,7 +79,7 @@ def test_slots_are_given_once_engines_are_whole_and_colocated_ones_share_wholly(
     assert place(reversed(nodes), demand) == found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(clusters())
 def test_a_plan_reads_back_as_what_it_is_and_is_short(case):
     nodes, demand = case
