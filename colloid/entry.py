@@ -6,11 +6,14 @@ import logging
 import sys
 from collections.abc import Callable
 
-from colloid.config import parse_args
-from colloid.errors import ConfigError, DataError, HookError, written_for_user
+from colloid.config.parse import parse_program
+from colloid.errors import ConfigError, DataError, HookError, ProcessFailed, written_for_user
+from colloid.restarts import Beginning, Restarts, taken_over
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+
+logger = logging.getLogger(__name__)
 
 
 def run_tool(work: Callable[[], None]) -> None:
@@ -27,10 +30,15 @@ def run_tool(work: Callable[[], None]) -> None:
 
 
 def run_entry(entry: str) -> None:
-    """Parses the command line and trains. Ends the process: 0, 2 (a mistake in options, data or a hook) or 1."""
-    args = parse_args(None, entry)
+    """Parses the command line and trains. Ends the process: 0, 2 (a mistake in options, data or a hook) or 1.
+
+    With `--max-restarts` a run that fails otherwise begins again.
+    """
+    beginning, restart = Beginning.now(), taken_over()
+    args, given = parse_program(None, entry, restart)
     from colloid import loop  # after the options: --help and mistakes in them must not wait for Ray
 
+    restarts = Restarts(args, given)
     try:
         (loop.train_async if entry == "train_async" else loop.train)(args)
     except KeyboardInterrupt:
@@ -38,9 +46,12 @@ def run_entry(entry: str) -> None:
         sys.exit(130)
     except Exception as error:
         cause = written_for_user(error)
-        if cause is None:
-            logging.getLogger(__name__).exception("the run failed")
-            sys.exit(EXIT_FAILURE)
-        print(f"error: {cause}", file=sys.stderr)
-        logging.getLogger(__name__).debug("the run failed", exc_info=error)
+        if cause is None or isinstance(cause, ProcessFailed):
+            logger.exception("the run failed")
+        if cause is not None:
+            print(f"error: {cause}", file=sys.stderr)
+            logger.debug("the run failed", exc_info=error)
+        again = restarts.next(error)
+        if again is not None:
+            beginning.begin_again(again)
         sys.exit(EXIT_USER_ERROR if isinstance(cause, ConfigError | DataError | HookError) else EXIT_FAILURE)

@@ -2,9 +2,9 @@
 
 * A user's mistake (options, data, a hook of theirs) is a `ConfigError`, `DataError` or `HookError`. It says what is
   wrong, the value given, what is allowed and how to fix it; `train.py` prints it without a traceback and exits with 2.
-* A part that failed at run time is an `EngineError`, `WeightSyncError`, `CheckpointError`, `ProcessDied` or
-  `DeadlineExceeded`. It names the culprit (an address, a rank, sample ids); the run ends with 1, or survives where it
-  can.
+* A part that failed at run time is an `EngineError`, `WeightSyncError`, `CheckpointError`, `ProcessDied`,
+  `ProcessFailed` or `DeadlineExceeded`. It names the culprit (an address, a rank, sample ids); the run ends with 1,
+  goes on from its last checkpoint (`--max-restarts`), or survives where it can.
 * A bad rollout is not an error: it is a status on its `Sample`, and it is counted.
 """
 
@@ -39,6 +39,10 @@ class CheckpointError(ColloidError, RuntimeError):
 
 class ProcessDied(ColloidError, RuntimeError):
     """A process of the run ended while something waited for it. Says what was waited for."""
+
+
+class ProcessFailed(ColloidError, RuntimeError):
+    """A process of the run raised what nobody expected. Names it, and those that have not answered by then."""
 
 
 class DeadlineExceeded(ColloidError, TimeoutError):

@@ -54,7 +54,7 @@ def train(args: Any) -> None:
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
@@ -92,7 +92,7 @@ def train_async(args: Any) -> None:
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
             metrics |= overlap_metrics(metrics)
             writer.log(rollout_id, metrics)
             progress.update(metrics)
@@ -106,8 +106,9 @@ def started(args: Any) -> Iterator[tuple[Run, MetricsWriter, Progress]]:
     trackers = trackers_of(args)
     with Run(args) as run:
         start = run.start_rollout_id
-        resume_step = start - 1 if args.resume_from else None
+        resume_step = start - 1 if args.resume_from or args.num_restarts else None
         with MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
+            note_restart(args, start, writer)
             progress = Progress(args.num_rollout, start)
             yield run, writer, progress
             if evaluates(args):
@@ -123,12 +124,24 @@ def evaluate(args: Any) -> None:
     setup_logging(args.run_dir, "driver")
     save_options(args)
     trackers = trackers_of(args)
-    with Run(args) as run, MetricsWriter(args.run_dir, None, trackers, events_directory(args)) as writer:
+    step = rollouts_trained(args.init_checkpoint)
+    resume_step = step - 1 if args.num_restarts else None
+    with Run(args) as run, MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
+        note_restart(args, step, writer)
         if run.trains:
             run.sync_weights()
-        step = rollouts_trained(args.init_checkpoint)
         writer.log(step, run.evaluate(step))
     print(summary(args.run_dir))
+
+
+def note_restart(args: Any, start: int, writer: MetricsWriter) -> None:
+    """Where the run began again after a failure: says so, and has it in the next line of metrics."""
+    if args.num_restarts:
+        seconds = time.time() - args.failed_at
+        logger.info(
+            "restart %d: the run goes on with rollout %d, %.0f s after it failed", args.num_restarts, start, seconds
+        )
+        writer.note({"perf/restarts": args.num_restarts, "perf/restart_time": seconds})
 
 
 class RolloutsAhead:
@@ -200,7 +213,7 @@ def save_options(args: Any) -> None:
 
 def trackers_of(args: Any) -> list[Tracker]:
     """Where metrics go beside the run directory."""
-    return open_trackers(wandb_options(args), args.run_dir, resumed=bool(args.resume_from))
+    return open_trackers(wandb_options(args), args.run_dir, resumed=bool(args.resume_from or args.num_restarts))
 
 
 def evaluation_due(args: Any, rollout_id: int) -> bool:

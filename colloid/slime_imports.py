@@ -38,6 +38,7 @@ MODULES: dict[str, dict[str, str]] = {
         "GenerateState": f"{_NAMES}:GenerateState",
         "generate": f"{_NAMES}:generate",
         "generate_rollout": "colloid.rollout.generate:generate_rollout",
+        "get_model_url": "colloid.rollout.context:get_model_url",
     },
     "slime.rollout.rm_hub": {"async_rm": f"{_NAMES}:async_rm", "batched_async_rm": f"{_NAMES}:batched_async_rm"},
 }

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from colloid.cluster.ray_runtime import is_joined, start_ray, wait_for
+from colloid.cluster.processes import Processes
+from colloid.cluster.ray_runtime import is_joined, start_ray
 from colloid.config.args import Args
-from colloid.config.placement import Demand, Node, Placement, demand_of, host
+from colloid.config.placement import Demand, Node, Placement, Share, demand_of, host
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
 from colloid.config.rundir import weights_disk_dir
@@ -72,10 +73,9 @@ class Reservation:
             return f"file://{directory.resolve()}/.rendezvous_{time.time_ns()}_{role}"
         return f"tcp://{self.placement.nodes[self.placement.ranks[0].node].address}:{self.ports[role]}"
 
-    def rank_name(self, rank: int) -> str:
-        """For people."""
-        share = self.placement.ranks[rank]
-        return f"trainer rank {rank} on node {self.placement.nodes[share.node].address}"
+    def where(self, share: Share) -> str:
+        """For people: on which node that is, where the run has several."""
+        return "" if self.one_host else f" on node {self.placement.nodes[share.node].address}"
 
 
 def reserve(args: Args, working_directory: str) -> Reservation:
@@ -198,15 +198,16 @@ def _probe(args: Args, reservation: Reservation, nodes: Sequence[int], counts: S
     """
     import ray
 
-    kind = ray.remote(NodeProbe)
+    kind, processes = ray.remote(NodeProbe), Processes(logger.info)
     probes = []
     for node, count in zip(nodes, counts, strict=True):
         options = reservation.on_node(node) | ({"num_gpus": count} if args.device == "cuda" else {})
-        probes.append(kind.options(**options).remote())
+        name = f"the probe of node {reservation.placement.nodes[node].address}"
+        probes.append(processes.add(name, kind.options(**options).remote()))
     with _Markers(shared_directories(args)) as markers:
         wanted = [*markers.paths, *needed_paths(args)]
         references = [probe.look.remote(wanted, 2) for probe in probes]
-        found = wait_for(references, "a process on every node", PROBE_DEADLINE, logger.info)
+        found = processes.wait(references, "a process on every node", PROBE_DEADLINE)
     for probe in probes:
         ray.kill(probe)
     for node, facts in zip(nodes, found, strict=True):

@@ -9,14 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from colloid.errors import DeadlineExceeded, ProcessDied
-
-REPORT_EVERY = 60.0
-"""Seconds between two log lines of a wait."""
 DIRECTORY_VARIABLE = "COLLOID_DIRECTORY"
 """Where the driver was started."""
 
@@ -70,50 +64,3 @@ def start_ray(num_slots: int, working_directory: str) -> None:
         _node_ip_address="127.0.0.1",
         _temp_dir=os.environ.get("RAY_TMPDIR"),
     )
-
-
-def wait_for(
-    references: Sequence[Any],
-    what: str,
-    deadline: float,
-    log: Callable[[str], None],
-    names: Mapping[str, str] | None = None,
-) -> list[Any]:
-    """The values of Ray references, in order.
-
-    Args:
-        what: named in the log and in the error, e.g. "trainer ranks to start".
-        deadline: seconds.
-        log: takes a line each `REPORT_EVERY` seconds of waiting.
-        names: of actors, by their ids, for errors.
-
-    Raises:
-        DeadlineExceeded: not all came in time; says which did not.
-        ProcessDied: a process that should have given one has ended.
-        The exception of the first that failed, as soon as it failed.
-    """
-    import ray
-
-    start = time.monotonic()
-    references = list(references)
-    pending = list(references)
-    while pending:
-        waited = time.monotonic() - start
-        if waited > deadline:
-            missing = [index for index, reference in enumerate(references) if reference in pending]
-            raise DeadlineExceeded(f"waited {waited:.0f} s for {what}; missing: {missing} of {len(references)}")
-        done, pending = ray.wait(pending, timeout=min(REPORT_EVERY, max(0.1, deadline - waited)))
-        for reference in done:
-            try:
-                ray.get(reference)
-            except ray.exceptions.RayActorError as error:
-                position = f"process {references.index(reference)} of {len(references)}"
-                who = (names or {}).get(error.actor_id or "", position)
-                raise ProcessDied(
-                    f"{who} ended while the run waited for {what}: {error}. Was it killed, out of memory, or is its "
-                    "node gone? The run goes on from its last checkpoint with --load"
-                ) from error
-        if not done:
-            seconds = time.monotonic() - start
-            log(f"waiting for {what}: {len(pending)} of {len(references)} missing after {seconds:.0f} s")
-    return ray.get(references)

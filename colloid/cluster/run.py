@@ -12,7 +12,9 @@ from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
 from colloid.cluster.placement import Reservation, beside_driver, reserve
-from colloid.cluster.ray_runtime import wait_for
+from colloid.cluster.processes import Processes
+from colloid.cluster.ray_runtime import is_joined
+from colloid.cluster.utilization import Utilization
 from colloid.config import resolve_num_rollout
 from colloid.config.cluster import train_environment
 from colloid.config.eval_config import evaluates_only
@@ -30,6 +32,8 @@ STEP_DEADLINE = 24 * 3600.0
 """Seconds for one rollout, training step or save. What can hang inside them has its own, much shorter deadline: a
 request's progress, a collective operation (--distributed-timeout-minutes), a grading."""
 CLOSE_DEADLINE = 60.0
+FAILED_CLOSE_DEADLINE = 20.0
+"""The same where the run has failed: what waits for a process that is gone does not end by itself."""
 
 
 class Run:
@@ -43,16 +47,17 @@ class Run:
         self._rollout: Any = None
         self._workers: list[Any] = []
         self._critics: list[Any] = []
-        self._names: dict[str, str] = {}
         self._engines: Any = None
         self._saving: BackgroundCheckpoint | None = None
+        self._utilization: Utilization | None = None
         self._last_started: int | None = None
+        self._processes = Processes(logger.info)
 
     def __enter__(self) -> Run:
         try:
             self._start()
         except BaseException:
-            self._stop()
+            self._stop(FAILED_CLOSE_DEADLINE)
             raise
         return self
 
@@ -61,7 +66,7 @@ class Run:
             if kind is None:
                 self.finish_save()
         finally:
-            self._stop()
+            self._stop(CLOSE_DEADLINE if kind is None else FAILED_CLOSE_DEADLINE)
 
     @property
     def trains(self) -> bool:
@@ -179,7 +184,7 @@ class Run:
             worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
         ]
         try:
-            metrics = self._wait(references, "the weight update")[0]
+            metrics = self._wait(references, f"the weight update to version {self.weight_version + 1}")[0]
         except BaseException:
             self._rollout.release_requests.remote(self.weight_version)
             raise
@@ -196,6 +201,10 @@ class Run:
         count = self._wait(references, "the engines' weights to be compared")[0]
         logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
 
+    def utilization(self) -> dict[str, float]:
+        """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
+        return {} if self._utilization is None else self._utilization.take()
+
     def _start(self) -> None:
         args = self.args
         resume_from = Path(args.resume_from) if args.resume_from else None
@@ -204,7 +213,12 @@ class Run:
         slots = reserve(args, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
-        self._rollout = ray.remote(RolloutActor).options(**beside_driver()).remote(args)
+        if args.utilization_interval:
+            gpus = args.device == "cuda"
+            self._utilization = Utilization(args.utilization_interval, gpus, args.run_dir, is_joined())
+        self._rollout = self._processes.add(
+            "the rollout actor", ray.remote(RolloutActor).options(**beside_driver()).remote(args)
+        )
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
@@ -217,44 +231,44 @@ class Run:
             self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
+        self.utilization()  # that of the start belongs to no step
 
     def _start_workers(self, slots: Reservation) -> list[Any]:
         import ray
 
-        args, ranks = self.args, slots.placement.ranks
-        if not ranks:
+        args = self.args
+        if not slots.placement.ranks:
             return []
+        names = {"actor": "trainer rank", "critic": "critic rank"}
         roles = [("actor", TrainWorker, self._workers)]
         if has_critic(args) and not evaluates_only(args):
             roles.append(("critic", CriticWorker, self._critics))  # on the policy's slots
         environment = {"runtime_env": {"env_vars": train_environment(args)}} if args.train_env_vars else {}
         for number, (role, kind, workers) in enumerate(roles):
             of_role, rendezvous = role_args(args, role), slots.rendezvous(Path(args.run_dir), number)
-            for rank, share in enumerate(ranks):
+            for rank, share in enumerate(slots.placement.ranks):
                 worker = ray.remote(kind).options(**slots.on_node(share.node), **environment)
                 gpu = share.slots[0] if args.device == "cuda" else None
-                workers.append(worker.remote(of_role, rank, args.world_size, rendezvous, gpu))
-                critic = "" if workers is self._workers else "critic's "
-                self._names[workers[-1]._actor_id.hex()] = critic + slots.rank_name(rank)
+                worker = worker.remote(of_role, rank, args.world_size, rendezvous, gpu)
+                workers.append(self._processes.add(f"{names[role]} {rank}{slots.where(share)}", worker))
         return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
-    def _stop(self) -> None:
+    def _stop(self, deadline: float) -> None:
         import ray
 
         if not ray.is_initialized():
             return
+        if self._utilization is not None:
+            self._utilization.close()
         closing = [worker.end.remote() for worker in [*self._workers, *self._critics]]
         if self._rollout is not None:
             closing.append(self._rollout.close.remote())
-        try:
-            for read in self._wait(closing, "processes to end", CLOSE_DEADLINE):
-                self.options_read |= read
-        except Exception as error:  # the reason why the run ends is on its way already, or there is none
-            logger.debug("a process did not end in an orderly way: %s", error)
+        for read in self._processes.end(closing, deadline):
+            self.options_read |= read
         ray.shutdown()
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
-        return wait_for(references, what, deadline, logger.info, self._names)
+        return self._processes.wait(references, what, deadline)
 
 
 def check_not_finished(num_rollout: int, resume_from: Path) -> None:

@@ -17,10 +17,12 @@ from colloid.config import (
     eval_config,
     layout,
     megatron,
+    restart,
     rewards,
     roles,
     routing,
     sampling,
+    served_models,
     sft,
     sglang,
     sglang_installed,
@@ -147,9 +149,10 @@ def _context(args: Args) -> str | None:
     limit, prompt = args.rollout_max_context_len, args.rollout_max_prompt_len
     if limit is not None and prompt is not None and prompt >= limit:
         return f"--rollout-max-prompt-len {prompt} leaves no room for a response in --rollout-max-context-len {limit}"
-    engine = args.sglang_context_length
+    engine = served_models.engine_context_length(args)
     if limit is not None and engine is not None and engine < limit:
-        return f"--sglang-context-length {engine} is less than --rollout-max-context-len {limit}"
+        name = "--sglang-context-length" if engine == args.sglang_context_length else "--sglang-config: context_length"
+        return f"{name} {engine} is less than --rollout-max-context-len {limit}"
     return None
 
 
@@ -279,6 +282,7 @@ RULES: tuple[Rule, ...] = (
     *rewards.RULES,
     *trainer.RULES,
     *routing.RULES,
+    *served_models.RULES,
     _set_by_colloid,
     _data,
     _context,
@@ -303,6 +307,7 @@ RUN_RULES: tuple[Rule, ...] = (
     _prompt_data,
     _hook_files,
     *eval_config.RUN_RULES,
+    *served_models.RUN_RULES,
     sglang_installed.check,
     *debug.RUN_RULES,
     *roles.RUN_RULES,
@@ -313,11 +318,12 @@ RUN_RULES: tuple[Rule, ...] = (
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += cluster.warnings(args) + trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
+    found += cluster.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)
         found.append(f"the embedded engine has no use for {names}")
     if "attention_backend" in args.given and args.device == "cpu":
         found.append(f"--attention-backend {args.attention_backend} has no effect on CPU")
-    return found + eval_config.warnings(args)
+    return found + served_models.warnings(args) + eval_config.warnings(args)

@@ -12,7 +12,9 @@ from colloid.config import sglang_installed
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.layout import least_ranks
+from colloid.config.served_models import one_model
 from colloid.config.sft import resolve_sft
+from colloid.config.sglang_config import resolve_servers
 from colloid.errors import ConfigError
 
 
@@ -37,13 +39,16 @@ def resolve_devices(args: Args) -> None:
     least = -(-least_ranks(args) // args.actor_num_nodes)
     _default(args, actor_num_gpus_per_node=max(least, gpus // args.actor_num_nodes) if args.colocate else least)
     args.world_size = args.actor_num_nodes * args.actor_num_gpus_per_node
+    resolve_servers(args)
     _default(args, rollout_num_gpus=args.world_size if args.colocate else args.rollout_num_gpus_per_engine)
-    if args.rollout_num_gpus % args.rollout_num_gpus_per_engine:
+    if args.sglang_config is None and args.rollout_num_gpus % args.rollout_num_gpus_per_engine:
         raise ConfigError(
             f"--rollout-num-gpus {args.rollout_num_gpus} is not a multiple of --rollout-num-gpus-per-engine "
             f"{args.rollout_num_gpus_per_engine}"
         )
-    args.num_engines = args.rollout_num_gpus // args.rollout_num_gpus_per_engine
+    if args.sglang_config is None:
+        args.sglang_models = one_model(args)
+    args.num_engines = sum(model.num_engines for model in args.sglang_models)
     if args.rollout_engine == "auto":
         args.rollout_engine = "sglang" if gpus and sglang_installed.is_here(args) else "embedded"
     if args.rollout_engine == "embedded" and args.device == "cuda":

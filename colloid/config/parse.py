@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from colloid.config import asynchrony, checks, debug, derive, eval_config, layout, model, rewards, roles, rundir
+from colloid.config import (
+    asynchrony,
+    checks,
+    debug,
+    derive,
+    eval_config,
+    layout,
+    model,
+    rewards,
+    roles,
+    rundir,
+    sglang_config,
+)
 from colloid.config.args import Args
 from colloid.config.files import read_config
+from colloid.config.restart import Restart
 from colloid.config.tables import tables
 from colloid.config.tokens import HELP, parse_mapping, parse_tokens
 from colloid.errors import ConfigError
@@ -25,11 +38,28 @@ def parse(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
     Raises:
         ConfigError: an option is unknown, wrong, contradicts another, or is not supported.
     """
-    line = parse_tokens(sys.argv[1:] if argv is None else list(argv))
-    chosen = _read_files(line)
-    args = Args({**tables().defaults(), **chosen}, given=chosen.keys())
+    return parse_given(given_options(sys.argv[1:] if argv is None else list(argv)), entry)
+
+
+def given_options(argv: Sequence[str]) -> dict[str, object]:
+    """The options of a command line and of the files that it names, attribute -> value.
+
+    Raises:
+        ConfigError: an option or a file is unknown or wrong.
+    """
+    return _read_files(parse_tokens(argv))
+
+
+def parse_given(given: Mapping[str, object], entry: str = "train", restart: Restart | None = None) -> Args:
+    """The same as `parse`, of options that were read already.
+
+    Args:
+        restart: the run begins again, in the run directory of the one that failed.
+    """
+    args = Args({**tables().defaults(), **given}, given=given.keys())
     args.entry, args.warnings, args.init_checkpoint = entry, [], None
-    resolve(args)
+    args.num_restarts, args.failed_at = (restart.number, restart.failed_at) if restart else (0, None)
+    resolve(args, restart)
     args.forget_reads()
     args.mark_read(*_READ_BY_PARSING)
     args.mark_read(*(row.dest for row in tables().options if row.category in ("sglang", "router")))
@@ -87,6 +117,7 @@ _READ_BY_PARSING = [
     "spec",
     "seq_length",
     "megatron_config_path",
+    "sglang_config",
 ]
 """Options whose effect is on others, or on what is made of them here."""
 
@@ -109,7 +140,7 @@ def _read_files(line: dict[str, object]) -> dict[str, object]:
     return {dest: value for dest, value in {**chosen, **line}.items() if value is not None}
 
 
-def resolve(args: Args) -> None:
+def resolve(args: Args, restart: Restart | None = None) -> None:
     """Sets all that follows from the given options, then checks them."""
     early = checks.not_supported(args, at_run=False)
     if early:
@@ -126,8 +157,9 @@ def resolve(args: Args) -> None:
     model.resolve_load(args)
     model.resolve_model(args)
     model.switch_off_on_cpu(args)
+    sglang_config.choose_policy(args)
     layout.resolve_layout(args)
-    rundir.resolve_run_directory(args)
+    rundir.resolve_run_directory(args, restart)
     if args.deterministic:
         args.sglang_enable_deterministic_inference = True
     checks.check(args)
@@ -136,6 +168,17 @@ def resolve(args: Args) -> None:
 
 def parse_args(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
     """`parse` for a program: `--help` and `--dry-run` print and end it, errors end it with 2, without a traceback."""
+    return parse_program(argv, entry)[0]
+
+
+def parse_program(
+    argv: Sequence[str] | None = None, entry: str = "train", restart: Restart | None = None
+) -> tuple[Args, dict[str, object]]:
+    """The same for a run; also returns the options as they were given.
+
+    Args:
+        restart: takes the place of the command line.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     asked = next((word for word in words if word in HELP), None)
     if asked is not None:
@@ -144,7 +187,8 @@ def parse_args(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
         print(help_text(HELP[asked], entry))
         raise SystemExit(0)
     try:
-        args = parse(words, entry)
+        given = given_options(words) if restart is None else restart.options
+        args = parse_given(given, entry, restart)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(EXIT_USAGE) from None
@@ -156,4 +200,4 @@ def parse_args(argv: Sequence[str] | None = None, entry: str = "train") -> Args:
         print(describe_options(args))
         print(describe_plan(args))
         raise SystemExit(0)
-    return args
+    return args, given

@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,6 +23,7 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.eval_config import has_trainer
+from colloid.config.served_models import PLACEHOLDER, REGULAR
 from colloid.config.sft import serves
 
 USUAL_GPUS = 8
@@ -58,8 +59,9 @@ class Demand:
     """What is to be placed.
 
     Attributes:
-        engines: slots of each engine of the policy.
-        frozen: slots of each engine whose weights never change; those never share a slot.
+        engines: slots of each engine, in the order of models and groups; a slot of a placeholder counts as one.
+        frozen: slots of each engine that never shares a slot.
+        kinds: what each of `engines` is, for people; without it all are engines.
     """
 
     trainer_nodes: int
@@ -67,6 +69,7 @@ class Demand:
     engines: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
     colocate: bool = False
+    kinds: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -89,6 +92,8 @@ class Placement:
     """One slot a trainer rank."""
     engines: tuple[Place, ...]
     frozen: tuple[Place, ...]
+    kinds: tuple[str, ...] = ()
+    """As of the demand."""
 
     def slots_by_node(self) -> list[tuple[int, ...]]:
         """Of every node the slots that anything runs on."""
@@ -123,7 +128,7 @@ class Placement:
             return tuple(tuple(map(renamed, place)) for place in of)
 
         nodes = tuple(replace(node, slots=tuple(sorted(new))) for node, new in zip(self.nodes, slots, strict=True))
-        return Placement(nodes, tuple(map(renamed, self.ranks)), places(self.engines), places(self.frozen))
+        return Placement(nodes, tuple(map(renamed, self.ranks)), places(self.engines), places(self.frozen), self.kinds)
 
 
 def by_number(nodes: Iterable[Node]) -> tuple[Node, ...]:
@@ -142,16 +147,35 @@ def _node_key(node: Node) -> tuple[Any, ...]:
 
 def demand_of(args: Args) -> Demand:
     """What the options ask for. A critic has the slots of the policy's ranks."""
-    trains = has_trainer(args)
-    slots = args.rollout_num_gpus_per_engine
+    trains, slots = has_trainer(args), args.rollout_num_gpus_per_engine
+    engines = [engine for _, engine in _engines(args)] if serves(args) else []
     teacher = serves(args) and has_teacher_engine(args) and not args.rm_url
     return Demand(
         args.actor_num_nodes if trains else 0,
         args.actor_num_gpus_per_node,
-        (slots,) * (args.num_engines if serves(args) else 0),
+        tuple(size for _, size in engines),
         (slots,) if teacher else (),
         bool(args.colocate) and trains,
+        tuple(kind for kind, _ in engines) if args.sglang_config is not None else (),
     )
+
+
+def places_of_model(args: Args, placement: Placement, name: str) -> tuple[Place, ...]:
+    """Where the engines of a model are, in the order of its groups."""
+    pairs = zip(_engines(args), placement.engines, strict=True)
+    return tuple(found for (model, (kind, _)), found in pairs if model == name and kind != PLACEHOLDER)
+
+
+def _engines(args: Args) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Of each engine its model, what it is, and its slots."""
+    for model in args.sglang_models:
+        for group in model.groups:
+            if group.worker_type == PLACEHOLDER:
+                yield from ((model.name, (PLACEHOLDER, 1)) for _ in range(group.num_gpus))
+                continue
+            of_type = "" if group.worker_type == REGULAR else f" {group.worker_type}"
+            kind = f"{model.name}{of_type} engine"
+            yield from ((model.name, (kind, group.num_gpus_per_engine)) for _ in range(group.num_engines))
 
 
 def host(args: Args, demand: Demand) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from colloid.config.placement import Placement
@@ -66,15 +66,19 @@ def _entries(placement: Placement) -> list[list[_Entry]]:
     held: list[dict[tuple, list[tuple[int, tuple[int, ...]]]]] = [defaultdict(list) for _ in placement.nodes]
     for rank, share in enumerate(placement.ranks):
         held[share.node]["trainer rank", 1, 1].append((rank, share.slots))
-    for kind, places in (("engine", placement.engines), ("frozen engine", placement.frozen)):
-        for index, place in enumerate(places):
-            size = sum(len(share.slots) for share in place)
-            for share in place:
-                held[share.node][kind, size, len(place)].append((index, share.slots))
+    kinds = placement.kinds or ("engine",) * len(placement.engines)
+    places = [*zip(kinds, placement.engines, strict=True), *(("frozen engine", place) for place in placement.frozen)]
+    numbers: Counter[str] = Counter()
+    for kind, place in places:
+        for share in place:
+            held[share.node][kind, sum(len(one.slots) for one in place), len(place)].append(
+                (numbers[kind], share.slots)
+            )
+        numbers[kind] += 1
     found: list[list[_Entry]] = []
-    for kinds in held:
+    for on_node in held:
         entries: list[_Entry] = []
-        for (kind, size, num_nodes), members in kinds.items():
+        for (kind, size, num_nodes), members in on_node.items():
             for index, slots in members:
                 before = entries[-1] if entries else None
                 same = before is not None and (before.kind, before.each, before.num_nodes) == (kind, size, num_nodes)

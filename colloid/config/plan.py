@@ -11,6 +11,7 @@ from colloid.config.placement import Demand, assumed_nodes, demand_of
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
 from colloid.config.roles import has_critic
+from colloid.config.served_models import PLACEHOLDER, REGULAR, ServerGroup, policy_model
 from colloid.config.sft import serves
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
@@ -44,7 +45,7 @@ def describe_plan(args: Args) -> str:
         "  driver           1 process: the loop",
         "  rollout manager  1 process: data, scheduling, rewards",
         f"  router           {_router(args)}",
-        f"  engines          {_engines(args)}",
+        *_engines(args),
         *([f"  teacher          {_teacher(args)}"] if has_teacher_engine(args) else []),
         f"  trainer          {_trainer(args)}",
         *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
@@ -79,14 +80,34 @@ def _router(args: Args) -> str:
     if args.sglang_router_ip:
         return f"the one at {args.sglang_router_ip}:{args.sglang_router_port}"
     port = f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
-    return f"1 process: {args.rollout_router}, {port}"
+    count = sum(model.num_engines > 0 for model in args.sglang_models)
+    of_policy = "" if count == 1 else f" (that of {policy_model(args).name}), one a model"
+    return f"{count} process{'es' * (count > 1)}: {args.rollout_router}, {port}{of_policy}"
 
 
-def _engines(args: Args) -> str:
+def _engines(args: Args) -> list[str]:
+    """A line, and with `--sglang-config` one more for each group."""
+    head = "  engines          "
     if not serves(args):
-        return "none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)"
-    slots = args.rollout_num_gpus_per_engine
-    return f"{args.num_engines} × {args.rollout_engine}, {slots} slot{'s' * (slots > 1)} each"
+        return [head + ("none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)")]
+    if args.sglang_config is None:
+        return [head + _group(args, args.sglang_models[0].groups[0])]
+    lines = [f"{head}{args.num_engines} of {len(args.sglang_models)} models ({args.sglang_config})"]
+    for model in args.sglang_models:
+        of_policy = model.update_weights
+        what = "the policy" if of_policy else f"frozen, {model.model_path or 'the model'}"
+        for group in model.groups:
+            given = f" {group.overrides}" if group.overrides else ""
+            lines.append(f"    {model.name:<15}{_group(args, group)}{given} ({what})")
+    return lines
+
+
+def _group(args: Args, group: ServerGroup) -> str:
+    if group.worker_type == PLACEHOLDER:
+        return f"none, a placeholder of {group.num_gpus} slots"
+    kind = "" if group.worker_type == REGULAR else f" {group.worker_type}"
+    slots = group.num_gpus_per_engine
+    return f"{group.num_engines} × {args.rollout_engine}{kind}, {slots} slot{'s' * (slots > 1)} each"
 
 
 def _teacher(args: Args) -> str:

@@ -63,7 +63,7 @@ def _try(nodes: tuple[Node, ...], demand: Demand, spread: bool, largest_first: b
         if found is None:
             return "Engines whose weights never change: " + _no_room(slots, len(frozen), len(demand.frozen), [own])
         frozen.append(found)
-    return Placement(nodes, ranks, tuple(engines[index] for index in order), tuple(frozen))
+    return Placement(nodes, ranks, tuple(engines[index] for index in order), tuple(frozen), demand.kinds)
 
 
 def _place_trainer(free: Free, demand: Demand, spread: bool) -> tuple[Share, ...] | None:

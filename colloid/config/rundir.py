@@ -7,13 +7,17 @@ import re
 import time
 
 from colloid.config.args import Args
+from colloid.config.restart import Restart
 from colloid.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
 
 
-def resolve_run_directory(args: Args) -> None:
+def resolve_run_directory(args: Args, restart: Restart | None = None) -> None:
     """Sets `run_dir`, `run_name` and `save`. Makes no directory.
+
+    Args:
+        restart: the run begins again in the directory that it had.
 
     Raises:
         ConfigError: the directory holds another run.
@@ -22,13 +26,15 @@ def resolve_run_directory(args: Args) -> None:
     if name is not None and not re.fullmatch(r"[\w.+=@,-]+", name):
         raise ConfigError(f"--run-name {name!r}: letters, digits and ._+=@,- are allowed")
     goes_on = load is not None and not args.finetune and os.path.basename(os.path.normpath(load)) == CHECKPOINTS
-    if name is None and goes_on:
+    if restart is not None:
+        args.run_dir, args.run_name = restart.run_dir, restart.run_name
+    elif name is None and goes_on:
         args.run_dir = os.path.dirname(os.path.normpath(load)) or "."
         args.run_name = os.path.basename(os.path.abspath(args.run_dir))
     else:
         args.run_name = name or _free_name(args.outputs_dir)
         args.run_dir = os.path.join(args.outputs_dir, args.run_name)
-    continues = resume is not None and _within(resume, args.run_dir)
+    continues = restart is not None or (resume is not None and _within(resume, args.run_dir))
     if os.path.exists(args.run_dir) and not os.path.isdir(args.run_dir):
         raise ConfigError(f"the run directory {args.run_dir} is a file: choose another --run-name")
     if not continues and os.path.isdir(args.run_dir) and os.listdir(args.run_dir):

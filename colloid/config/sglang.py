@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from colloid.config import tsv
@@ -49,6 +51,8 @@ SET_BY_COLLOID = {
     "sglang_gpu_id_step": "devices are placed by --rollout-num-gpus and --colocate",
     "sglang_device": "devices are chosen by --device",
     "sglang_weight_version": "the weight version is the number of weight updates",
+    "sglang_disaggregation_mode": "it follows from the worker_type of the groups in --sglang-config",
+    "sglang_disaggregation_bootstrap_port": "ports are chosen by the run",
     "router_host": "the router listens on 127.0.0.1",
     "router_port": "the router's port is --sglang-router-port",
     "router_worker_urls": "the run's own engines register themselves",
@@ -75,8 +79,6 @@ _ACCESS = "the router serves this run alone, and asks for the run's key"
 ROUTER_REFUSED = {
     **dict.fromkeys(
         (
-            "router_prefill_policy",
-            "router_decode_policy",
             "router_prefill",
             "router_decode",
             "router_pd_disaggregation",
@@ -110,6 +112,9 @@ ROUTER_REFUSED = {
 }
 """Options that change which engines there are, or how they are reached, with the reason why they are refused."""
 
+OF_POLICY = ("context_length", "served_model_name", "skip_tokenizer_init")
+"""Options of SGLang that say something of the policy's model: given on the command line they are not for others."""
+
 EMBEDDED_DTYPES = {"auto": None, "float": "float32", "float32": "float32", "bfloat16": "bfloat16"}
 """SGLang's name of a precision -> the embedded engine's; None: the trainer's."""
 
@@ -124,8 +129,19 @@ _BOUNDS: dict[str, dict[str, float]] = {
 
 
 def sglang_rows() -> list[Option]:
-    """SGLang's options as rows, with the prefix `--sglang-`."""
-    return [_option(row, "sglang") for row in tsv.read("sglang")]
+    """SGLang's options as rows, with the prefix `--sglang-`. (`--sglang-config` is not its `--config`.)"""
+    return [_option(row, "sglang") for row in tsv.read("sglang") if row["flag"] != "--config"]
+
+
+def rows_by_name() -> dict[str, Option]:
+    """SGLang's options by every name that they have there (`tp_size`, `tensor_parallel_size`)."""
+    prefix = "--sglang-"
+    return {
+        name.removeprefix(prefix).replace("-", "_"): row
+        for row in sglang_rows()
+        for name in row.names
+        if name.startswith(prefix)
+    }
 
 
 def router_rows() -> list[Option]:
@@ -178,29 +194,52 @@ def given(args: Args, category: str) -> dict[str, Any]:
     return {dest.removeprefix(prefix): getattr(args, dest) for dest in sorted(args.given & table)}
 
 
-def embedded_options(args: Args) -> dict[str, Any]:
-    """Command-line options of the embedded engine, without the dashes (`{"dtype": "float32"}`); True: no value."""
-    chosen = {name: value for name, value in given(args, "sglang").items() if name in EMBEDDED_USES}
+@dataclass(frozen=True)
+class EngineKind:
+    """What the engines of one group have of their own.
+
+    Attributes:
+        num_gpus: device slots of one engine.
+        overrides: SGLang's options by name; they go before those of the command line.
+        of_policy: whether it serves the policy; others have none of its `OF_POLICY`.
+    """
+
+    num_gpus: int
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    of_policy: bool = True
+
+
+def _chosen(args: Args, kind: EngineKind) -> dict[str, Any]:
+    """SGLang's options for an engine, by name."""
+    chosen = {name: value for name, value in given(args, "sglang").items() if kind.of_policy or name not in OF_POLICY}
+    if args.deterministic:
+        chosen["enable_deterministic_inference"] = True
+    if args.use_rollout_routing_replay and kind.of_policy:
+        chosen["enable_return_routed_experts"] = True
+    return {**chosen, **kind.overrides}
+
+
+def embedded_options(args: Args, kind: EngineKind | None = None) -> dict[str, Any]:
+    """Command-line options of the embedded engine, without the dashes (`{"dtype": "float32"}`); True: no value.
+
+    Args:
+        kind: None: of the policy, without a file of `--sglang-config`.
+    """
+    chosen = {name: value for name, value in _chosen(args, kind or EngineKind(1)).items() if name in EMBEDDED_USES}
     chosen["dtype"] = EMBEDDED_DTYPES[chosen.get("dtype", "auto")] or args.params_dtype
     if chosen.get("log_level") == "critical":
         chosen["log_level"] = "error"
-    if args.deterministic:
-        chosen["enable_deterministic_inference"] = True
-    if args.use_rollout_routing_replay:
-        chosen["enable_return_routed_experts"] = True
     chosen["weights_dir"] = os.pathsep.join(weights_places(args)) or None
     return {name.replace("_", "-"): value for name, value in chosen.items() if value not in (None, False)}
 
 
-def sglang_options(args: Args) -> dict[str, Any]:
-    """Command-line options of SGLang's server, without the dashes (`{"dtype": "float32"}`); True: no value."""
-    chosen: dict[str, Any] = {"dtype": args.params_dtype, "tp-size": args.rollout_num_gpus_per_engine}
-    if args.deterministic:
-        chosen["enable-deterministic-inference"] = True
-    if args.use_rollout_routing_replay:
-        chosen["enable-return-routed-experts"] = True
+def sglang_options(args: Args, kind: EngineKind | None = None) -> dict[str, Any]:
+    """The same of SGLang's server."""
+    kind = kind or EngineKind(args.rollout_num_gpus_per_engine)
+    chosen: dict[str, Any] = {"dtype": args.params_dtype, "tp-size": kind.num_gpus}
+    values = _chosen(args, kind)
     for row in sglang_rows():
-        value = getattr(args, row.dest) if row.dest in args.given else None
+        value = values.get(row.dest.removeprefix("sglang_"))
         if value is None or row.dest in SET_BY_COLLOID:
             continue
         name = row.flag.removeprefix("--sglang-")
@@ -213,9 +252,9 @@ def sglang_options(args: Args) -> dict[str, Any]:
     return chosen
 
 
-def engine_options(args: Args) -> dict[str, Any]:
-    """Command-line options of the run's kind of engine."""
-    return sglang_options(args) if args.rollout_engine == "sglang" else embedded_options(args)
+def engine_options(args: Args, kind: EngineKind) -> dict[str, Any]:
+    """Command-line options of an engine."""
+    return sglang_options(args, kind) if args.rollout_engine == "sglang" else embedded_options(args, kind)
 
 
 def router_options(args: Args) -> dict[str, Any]:

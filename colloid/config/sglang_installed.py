@@ -68,14 +68,22 @@ def check(args: Args) -> str | None:
 
 
 def _unknown(args: Args, version: str, known: list[str]) -> str | None:
+    overridden = {
+        f"sglang_{name}": f"{model.name!r}: {name}"
+        for model in args.sglang_models
+        for group in model.groups
+        for name in group.overrides
+    }
     for row in sglang_rows():
-        if row.dest not in args.given or row.dest in SET_BY_COLLOID:
+        if row.dest not in args.given | overridden.keys() or row.dest in SET_BY_COLLOID:
             continue
         names = ["--" + name.removeprefix("--sglang-") for name in row.names]
         if not any(name in known for name in names):
             near = [f"--sglang-{name[2:]}" for name in difflib.get_close_matches(names[0], known, 3)]
             close = f"; near to it are {', '.join(near)}" if near else ""
             flag = tables().by_dest[row.dest][0].flag
+            if row.dest not in args.given:
+                flag = f"--sglang-config {args.sglang_config}: overrides of model {overridden[row.dest]}"
             return f"{flag}: the installed SGLang {version} has no such option{close}"
     return None
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from colloid.config.prompt_files import parse_prompt_files
+from colloid.config.served_models import engine_context_length
 from colloid.config.sft import takes_conversations
 from colloid.data.mixture import Mixture, Shuffled
 from colloid.data.prompts import PromptFormat, PromptProcessor, load_prompts, load_tokenizer
@@ -97,5 +98,5 @@ def context_length(args) -> int | None:
     """Tokens of prompt and response together: the smallest of what options and model say."""
     config = args.hf_config or {}
     model = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    given = [args.rollout_max_context_len, getattr(args, "sglang_context_length", None), model]
+    given = [args.rollout_max_context_len, engine_context_length(args), model]
     return min((int(value) for value in given if value), default=None)

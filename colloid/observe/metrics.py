@@ -52,6 +52,7 @@ class MetricsWriter:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         events = TensorBoardTracker(events_dir, None if resume_step is None else resume_step + 1)
         self._trackers: list[Tracker] = [events, *trackers]
+        self._noted: dict[str, float] = {}
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Appends one line, and one TensorBoard point a metric. Returns when both are with the operating system, and
@@ -69,7 +70,8 @@ class MetricsWriter:
         """
         if "step" in metrics:
             raise ValueError("'step' is not a metric's name: it is the field that holds the rollout id")
-        values = {name: _number(name, value) for name, value in metrics.items()}
+        values = {name: _number(name, value) for name, value in {**metrics, **self._noted}.items()}
+        self._noted = {}
         for name, value in values.items():
             if not math.isfinite(value):
                 logger.warning("%s is %s at step %d", name, value, step)
@@ -77,6 +79,10 @@ class MetricsWriter:
         self._append(json.dumps({"step": int(step), **record}).encode() + b"\n")
         for tracker in self._trackers:
             tracker.log(step, values)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Has these in the next line too."""
+        self._noted |= metrics
 
     def close(self) -> None:
         """Closes the file and the trackers. A second call does nothing."""

@@ -7,24 +7,18 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
-from colloid.config.eval_config import has_trainer
 from colloid.config.sft import serves
-from colloid.config.sglang import engine_options, router_options
-from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import Fleet, FleetConfig, FrozenEngine
-from colloid.engines.launch import EngineConfig
-from colloid.engines.router import RouterConfig
+from colloid.engines.fleet import FrozenEngine
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
+from colloid.rollout.servers import Servers, teacher_config
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +33,7 @@ class EngineAccess:
     addresses: list[EngineAddress]
     api_key: str
     pids: list[int]
-    """Of engines, router and teacher, for logs and tests."""
+    """Of engines, routers and teacher, for logs and tests."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,7 @@ class RolloutActor:
         setup_logging(args.run_dir, "rollout")
         self._args = args
         self._manager: RolloutManager | LoadedRollouts | None = None
-        self._fleet: Fleet | None = None
+        self._servers: Servers | None = None
         self._teacher: FrozenEngine | None = None
 
     def load_data(self) -> int:
@@ -77,15 +71,20 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
             self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
-        self._fleet = Fleet(fleet_config(args, api_key))
-        self._fleet.start()
-        addresses, pids = self._fleet.addresses, self._fleet.pids
+        self._servers = Servers(args, api_key)
+        self._servers.start()
+        addresses, pids = self._servers.policy.addresses, self._servers.pids
         teacher_url = None
         if self._teacher is not None:
             teacher_url = self._teacher.wait_until_ready()
             pids = [*pids, self._teacher.pid]
-        urls = [address.url for address in addresses]
-        await self._manager.start(self._fleet.router_url, urls, api_key, teacher_url=teacher_url)
+        await self._manager.start(
+            self._servers.policy.router_url,
+            [address.url for address in addresses],
+            api_key,
+            teacher_url=teacher_url,
+            frozen=self._servers.frozen_urls(),
+        )
         return EngineAccess(addresses, api_key, pids)
 
     async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
@@ -130,8 +129,8 @@ class RolloutActor:
             if self._manager is not None:
                 await self._manager.close()
         finally:  # a hook's or a data source's end that fails leaves no engine behind
-            if self._fleet is not None:
-                self._fleet.stop()
+            if self._servers is not None:
+                self._servers.stop()
             if self._teacher is not None:
                 self._teacher.stop()
         return self._args.options_read()
@@ -142,38 +141,6 @@ class RolloutActor:
         try:
             yield
         except (EngineError, DeadlineExceeded):
-            if self._fleet is not None:
-                self._fleet.check()
+            if self._servers is not None:
+                self._servers.check()
             raise
-
-
-def fleet_config(args: Any, api_key: str) -> FleetConfig:
-    """The fleet that the options ask for."""
-    router = RouterConfig(
-        kind=args.rollout_router,
-        port=args.sglang_router_port or 0,
-        options=router_options(args),
-        url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
-    )
-    sglang = args.rollout_engine == "sglang"
-    engine = EngineConfig(
-        # Where no trainer sends its weights, the engines load those that it would start with.
-        model_path=args.hf_checkpoint if has_trainer(args) else args.init_checkpoint,
-        log_dir=Path(args.run_dir) / "engines",
-        api_key=api_key,
-        # A router that runs already may be on another machine, and has to reach the engines.
-        host=address_towards(args.sglang_router_ip or LOOPBACK),
-        kind=args.rollout_engine,
-        options=engine_options(args),
-        python=find_python(args) if sglang else None,
-        first_gpu=(0 if args.colocate else args.world_size) if sglang and args.device == "cuda" else None,
-    )
-    return FleetConfig((engine,) * args.num_engines, router)
-
-
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
-    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    engine = fleet_config(args, api_key).engines[0]
-    of_policy = {"context-length", "served-model-name", "skip-tokenizer-init"}
-    options = {name: value for name, value in engine.options.items() if name not in of_policy}
-    return replace(engine, model_path=args.opd_teacher_load, options=options)

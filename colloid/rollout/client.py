@@ -55,6 +55,16 @@ class RequestScope:
 _SCOPE: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("colloid_request_scope", default=None)
 
 
+@contextmanager
+def outside_scopes() -> Iterator[None]:
+    """Requests made inside belong to no scope: no abort of a rollout ends them."""
+    token = _SCOPE.set(None)
+    try:
+        yield
+    finally:
+        _SCOPE.reset(token)
+
+
 _CUTS: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("colloid_cuts", default=None)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +18,14 @@ from colloid.agents import use_sessions
 from colloid.config.eval_config import EvalDatasetConfig
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
+from colloid.rewards.worker import SHARED
 from colloid.rollout.agent_sessions import open_session
-from colloid.rollout.client import EngineClient, RequestScope
+from colloid.rollout.client import EngineClient, RequestScope, outside_scopes
 from colloid.rollout.conversation import generate_single, next_turn_seed
 from colloid.rollout.custom_generate import GenerateFunction
 from colloid.rollout.grading import Grader
 from colloid.rollout.group_hooks import load_sample_hooks
+from colloid.rollout.model_urls import model_url
 from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
 from colloid.rollout.staleness import Versions
@@ -64,6 +66,8 @@ class RolloutContext:
     loop: asyncio.AbstractEventLoop | None = None
     """In which the client works."""
     versions: Versions = field(default_factory=Versions)
+    frozen_clients: Sequence[EngineClient] = ()
+    """One a frozen model."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends, and may
     have a `weights_updated()`, called when the engines hold a newer version."""
@@ -132,29 +136,57 @@ def current_context() -> RolloutContext:
     context = _CONTEXT.get()
     if context is None:
         raise HookError(
-            "colloid.rollout.post and its like work only inside a rollout, in the rollout manager's process"
+            "colloid.rollout.post and its like work only inside a rollout, and in the worker processes of rewards"
         )
     return context
 
 
 async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """POSTs JSON to a server of this run (the router, an engine) with its key, and returns the JSON answer.
+    """POSTs JSON to a server of this run (a model's router, an engine) with its key, and returns the JSON answer.
 
-    A generation request inside a generate function gets the sampling seed of its sample and turn.
+    Works in a rollout, and in a reward's worker process. A generation request inside a generate function gets the
+    sampling seed of its sample and turn.
     """
     seed = next_turn_seed() if url.rstrip("/").endswith("/generate") else None
     if seed is not None:
         payload = {**payload, "sampling_params": {**(payload.get("sampling_params") or {}), "sampling_seed": seed}}
-    return await current_context().client.post(url, payload)
+    context = _CONTEXT.get()
+    client = _of_url(url, _worker_clients() if context is None else [*context.frozen_clients, context.client])
+    if context is not None and client is context.client:
+        return await client.post(url, payload)
+    with outside_scopes():  # a rollout that is aborted ends its requests at the policy's engines alone
+        return await client.post(url, payload)
 
 
 def get_model_url(args: Any = None, model_name: str = "default", endpoint: str = "/generate") -> str:
-    """The address of `endpoint` at the router that serves the policy.
+    """The address of `endpoint` at the router that serves a model.
+
+    Works in a rollout, and in a reward's worker process.
 
     Args:
-        args: not used; hooks hand it in.
-        model_name: one model is served yet: `default`.
+        args: those that the hook was given. None: the run's.
+        model_name: as in `--sglang-config`; `default`, `actor` and `policy` are the policy, by whatever name.
+
+    Raises:
+        HookError: there is no such model; names those that there are.
     """
-    if model_name not in ("default", "actor", "policy"):
-        raise HookError(f"get_model_url: there is no model {model_name!r}; only the policy ('default') is served yet")
-    return f"{current_context().client.router_url}/{endpoint.lstrip('/')}"
+    if args is None:
+        args = SHARED["args"] if _CONTEXT.get() is None and "args" in SHARED else current_context().args
+    return model_url(args, model_name, endpoint)
+
+
+def _worker_clients() -> list[EngineClient]:
+    """In a reward's worker process: a client for each model, the policy's last."""
+    if "clients" not in SHARED:
+        args = SHARED.get("args")
+        routers = getattr(args, "sglang_model_routers", None)
+        if not routers:
+            current_context()  # raises
+        urls = [model_url(args, name, "") for name in reversed(routers)]
+        SHARED["clients"] = [EngineClient(url, [], api_key=args.rollout_api_key) for url in urls]
+    return SHARED["clients"]
+
+
+def _of_url(url: str, clients: Sequence[EngineClient]) -> EngineClient:
+    """The one whose router the URL is of, else the last."""
+    return next((client for client in clients if url.startswith(f"{client.router_url}/")), clients[-1])

@@ -12,18 +12,19 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
 from colloid import slime_imports
 from colloid.config.algorithm import has_teacher_engine
 from colloid.config.asynchrony import CONTINUOUS
 from colloid.config.debug import rollout_file
 from colloid.config.sampling import DEFAULT_ROLLOUT_FUNCTION
+from colloid.config.served_models import policy_model
 from colloid.config.sft import serves
 from colloid.data.groups import Group, flatten
 from colloid.data.mixture import Mixture
@@ -41,6 +42,7 @@ from colloid.rollout.evaluate import evaluation_metrics, evaluation_output, file
 from colloid.rollout.grading import Grader
 from colloid.rollout.log_hooks import LogHooks
 from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_failures, warn_of_useless_rewards
+from colloid.rollout.model_urls import ServedUrls, set_model_urls
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
@@ -107,19 +109,26 @@ class RolloutManager:
         return 0 if streamed and self._args.num_rollout is not None else len(self._source)
 
     async def start(
-        self, router_url: str, engine_urls: list[str], api_key: str | None = None, *, teacher_url: str | None = None
+        self,
+        router_url: str,
+        engine_urls: list[str],
+        api_key: str | None = None,
+        *,
+        teacher_url: str | None = None,
+        frozen: Mapping[str, ServedUrls] = MappingProxyType({}),
     ) -> None:
         """Connects to the engines, which serve already.
 
         Args:
             teacher_url: of the run's own teacher; else it is that of `--rm-url`, where the options ask for one.
+            frozen: the other models of the run, by name.
 
         Raises:
             ConfigError, EngineError: see `Teacher.check`.
         """
-        # Where hooks that send requests by themselves find the router.
-        router = urlsplit(router_url)
-        self._args.sglang_router_ip, self._args.sglang_router_port = router.hostname, router.port
+        policy = policy_model(self._args).name
+        routers = {policy: router_url} | {name: urls.router for name, urls in frozen.items()}
+        set_model_urls(self._args, policy, routers, api_key)
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
         client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
         grader = Grader(**self._grader_options)
@@ -131,6 +140,10 @@ class RolloutManager:
             end_ids=end_ids,
             loop=loop,
             versions=self._versions,
+            frozen_clients=[
+                EngineClient(urls.router, list(urls.engines), api_key=api_key, max_connections=connections)
+                for urls in frozen.values()
+            ],
         )
         if has_teacher_engine(self._args):
             self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
@@ -324,7 +337,8 @@ class RolloutManager:
         if self._context is not None:
             for kept in self._context.kept.values():
                 await kept.close()
-            await self._context.client.close()
+            for client in (self._context.client, *self._context.frozen_clients):
+                await client.close()
             for grader in {self._context.grader, *self._context.eval_graders.values()}:
                 await grader.close()
             self._context = None

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from colloid.config import parse
 from colloid.engines.control import EngineControl
 from colloid.engines.fleet import Fleet
-from colloid.rollout.actor import fleet_config
 from colloid.rollout.client import EngineClient
+from colloid.rollout.servers import fleet_config
 from colloid.weights.tensor_transport import TensorSender
 
 REQUESTS, RUNNING, UPDATES = 40, 8, 3

@@ -15,8 +15,9 @@ import pytest
 from colloid.config import parse
 from colloid.engines.fleet import Fleet
 from colloid.errors import EngineError
-from colloid.rollout.actor import RolloutActor, fleet_config
+from colloid.rollout.actor import RolloutActor
 from colloid.rollout.manager import RolloutManager
+from colloid.rollout.servers import fleet_config
 
 FLAGS = [
     *("--rollout-batch-size", "4", "--n-samples-per-prompt", "4", "--rollout-max-response-len", "20"),

@@ -89,6 +89,9 @@ class LocalRun:
         async with self.manager.interrupted():
             self.manager.save(place, rollout_id)
 
+    def utilization(self):
+        return {}
+
     def sync_weights(self):
         if self.weight_version == self.fail_update_at:
             raise WeightSyncError("weight update to version 2, bucket: 1 of 1 engines failed")

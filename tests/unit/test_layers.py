@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2] / "colloid"
 LAYERS = [
     ("errors",),
     ("algorithms", "models", "config", "observe", "hook_kinds"),
-    ("hooks", "checkpoints", "slime_imports"),
+    ("hooks", "checkpoints", "restarts", "slime_imports"),
     ("data", "engines"),
     ("rewards", "weights", "agents"),
     ("rollout", "training"),

@@ -38,6 +38,13 @@ LOGGING = (
         dest="wandb_random_suffix",
     ),
     opt("--wandb-always-use-train-step", FLAG, None, "Curves over the optimizer's steps rather than over rollouts."),
+    opt(
+        "--utilization-interval",
+        "float",
+        5.0,
+        "Seconds between two looks at processors, memory, disks, network, GPUs and the run's processes; 0: none.",
+        low=0,
+    ),
     opt("--log-multi-turn", FLAG, None, "Log turns, inserted tokens and branches of conversations."),
     opt("--log-passrate", FLAG, None, "Log pass@k of rollouts; evaluations always have it."),
     opt("--log-reward-category", "str", None, "Log the shares of the values that dict rewards have under this key."),

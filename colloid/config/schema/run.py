@@ -96,7 +96,7 @@ CLUSTER = (
         shown="a free one",
     ),
     opt("--sglang-router-ip", "str", None, "Address of a router that runs already: the run's engines register there."),
-    opt("--sglang-config", "str", None, "YAML: several models and server groups.", **LATER),
+    opt("--sglang-config", "str", None, "YAML: several models, and the groups of engines of each (docs/engines.md)."),
     opt("--rollout-external-engine-addrs", "str", None, "Engines that run already.", nargs="+", **LATER),
     opt(
         "--distributed-backend",
@@ -122,12 +122,5 @@ FAULTS = (
         **LATER,
     ),
     opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0, **LATER),
-    opt(
-        "--max-restarts",
-        "int",
-        0,
-        "How often a run may go on from its last checkpoint after a failure.",
-        low=0,
-        **LATER,
-    ),
+    opt("--max-restarts", "int", 0, "How often a run that failed may go on from its last checkpoint.", low=0),
 )

@@ -1,0 +1,208 @@
+"""The actor processes of a run, by the names that its errors give them, and the waits for what they do.
+
+A wait ends with the first failure. Whatever failed first, a process that has died is the culprit: what the others say
+(a closed connection, a collective operation that timed out, lost data) follows from it. So each failure waits a moment
+for such news. Processes that a wait is not about are asked for a sign of life now and then: that a trainer rank died is
+known while a rollout is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from colloid.errors import (
+    ConfigError,
+    DataError,
+    DeadlineExceeded,
+    HookError,
+    ProcessDied,
+    ProcessFailed,
+    written_for_user,
+)
+
+REPORT_EVERY = 60.0
+"""Seconds between two log lines of a wait."""
+ASK_EVERY = 5.0
+"""Seconds between two questions for a sign of life."""
+GRACE = 3.0
+"""Seconds after a failure in which the news of a death may come that explains it."""
+
+
+@dataclass
+class Member:
+    """One actor process."""
+
+    name: str
+    actor: Any
+    place: str = ""
+    """Its process and host, once it has said so."""
+    question: Any = None
+    """A Ray reference: it is being asked for a sign of life."""
+    asked: float = -ASK_EVERY
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.place})" if self.place else self.name
+
+
+def sign_of_life(_actor: Any) -> str:
+    """Runs in an actor: its process and host."""
+    return f"pid {os.getpid()} on {socket.gethostname()}"
+
+
+class Processes:
+    """The actors of a run.
+
+    Args:
+        log: takes a line each `REPORT_EVERY` seconds of waiting.
+    """
+
+    def __init__(self, log: Callable[[str], None]):
+        self._log = log
+        self._members: dict[str, Member] = {}
+        self._dead: dict[str, Exception] = {}
+
+    def add(self, name: str, actor: Any) -> Any:
+        """Names an actor ("trainer rank 1"). Returns it."""
+        self._members[actor._actor_id.hex()] = Member(name, actor)
+        return actor
+
+    def wait(self, references: Sequence[Any], what: str, deadline: float) -> list[Any]:
+        """The values of calls to the actors, in order.
+
+        Args:
+            references: Ray references.
+            what: named in the log and in the error, e.g. "trainer ranks to start".
+            deadline: seconds.
+
+        Raises:
+            DeadlineExceeded: not all came in time; says whose did not.
+            ProcessDied: a process has ended, one of those that are waited for or another one.
+            ProcessFailed: a process raised an error that was written for nobody; names those that gave no answer.
+            What a process raised, where that was written for the user; as soon as it did.
+        """
+        import ray
+
+        references, pending = list(references), list(references)
+        start = reported = time.monotonic()
+        while pending:
+            now = time.monotonic()
+            if now - start > deadline:
+                raise DeadlineExceeded(f"waited {now - start:.0f} s for {what}; missing: {self._named(pending)}")
+            if now - reported > REPORT_EVERY:
+                reported = now
+                self._log(f"waiting for {what}: {self._named(pending)} missing after {now - start:.0f} s")
+            questions = self._ask(now)
+            timeout = max(0.05, min(ASK_EVERY, deadline - (now - start)))
+            for reference in ray.wait([*pending, *questions], timeout=timeout)[0]:
+                try:
+                    self._answered(reference)
+                except Exception as error:
+                    self._fail(error, reference, pending, what)
+                if reference in pending:
+                    pending.remove(reference)
+        return ray.get(references)
+
+    def end(self, references: Sequence[Any], deadline: float) -> list[Any]:
+        """The values of those calls that end well within `deadline` seconds; the others are logged. Their processes,
+        and those that died, are killed.
+        """
+        import ray
+
+        values = []
+        done, pending = ray.wait(list(references), num_returns=len(references), timeout=deadline)
+        for reference in done:
+            try:
+                values.append(ray.get(reference))
+            except ray.exceptions.RayActorError:  # the reason why the run ends, which is on its way
+                continue
+            except Exception as error:
+                self._log(f"{self._member(reference) or 'a process'} did not end in an orderly way: {last_line(error)}")
+        for reference in pending:
+            member = self._member(reference)
+            self._log(f"{member} did not end within {deadline:g} s, and is killed")
+            ray.kill(member.actor)
+        return values
+
+    def _fail(self, error: Exception, reference: Any, pending: list[Any], what: str) -> None:
+        """Raises what the failure of a call comes down to."""
+        written = written_for_user(error)
+        if isinstance(written, ConfigError | DataError | HookError):
+            raise error
+        failed, others = self._member(reference), [one for one in pending if one != reference]
+        dead = self._find_dead(others)
+        if dead and not getattr(error, "actor_init_failed", False):
+            raise ProcessDied(
+                f"{' and '.join(map(str, dead))} ended while the run waited for {what}. Was it killed, or out of "
+                "memory? The run goes on from its last checkpoint with --load, and by itself with --max-restarts"
+            ) from error
+        if written is not None:
+            raise error
+        silent = [one for one in others if not self._ready(one)]
+        raise ProcessFailed(
+            f"{failed} failed while the run waited for {what}: {last_line(error)}"
+            + (f"; without an answer: {self._named(silent)}" if silent else "")
+        ) from error
+
+    def _find_dead(self, pending: list[Any]) -> list[Member]:
+        """The members that have died. Returns when all others gave a sign of life, or after `GRACE` seconds."""
+        import ray
+
+        until = time.monotonic() + GRACE
+        self._ask(time.monotonic(), every=0.0)
+        while not self._dead and (left := until - time.monotonic()) > 0:
+            questions = [member.question for member in self._members.values() if member.question is not None]
+            if not questions:
+                break
+            for reference in ray.wait([*pending, *questions], timeout=left)[0]:
+                pending = [one for one in pending if one != reference]
+                with contextlib.suppress(Exception):  # of those that live: it follows from what is looked for
+                    self._answered(reference)
+        return [self._members[key] for key in self._dead]
+
+    def _ask(self, now: float, every: float = ASK_EVERY) -> list[Any]:
+        """References of the questions that are open, one a living member at most."""
+        for key, member in self._members.items():
+            if member.question is None and now - member.asked >= every and key not in self._dead:
+                member.question, member.asked = member.actor.__ray_call__.remote(sign_of_life), now
+        return [member.question for member in self._members.values() if member.question is not None]
+
+    def _answered(self, reference: Any) -> None:
+        """Takes note of an answer; raises the error that it is."""
+        import ray
+
+        member = self._member(reference)
+        asked = member is not None and member.question == reference
+        if asked:
+            member.question = None
+        try:
+            value = ray.get(reference)
+        except ray.exceptions.RayActorError as error:
+            if member is not None:
+                self._dead[member.actor._actor_id.hex()] = error
+            raise
+        if asked:
+            member.place = value
+
+    def _member(self, reference: Any) -> Member | None:
+        """Whose call it is."""
+        return self._members.get(reference.task_id().actor_id().hex())
+
+    def _named(self, references: list[Any]) -> str:
+        return ", ".join(str(self._member(reference) or "a process") for reference in references)
+
+    def _ready(self, reference: Any) -> bool:
+        import ray
+
+        return bool(ray.wait([reference], timeout=0)[0])
+
+
+def last_line(error: BaseException) -> str:
+    """What went wrong, without the tracebacks that Ray puts before it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:500] if lines else repr(error)

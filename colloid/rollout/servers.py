@@ -1,0 +1,158 @@
+"""The models behind engines: the policy, and frozen ones, each a fleet with a router of its own.
+
+    trainer ──weights──► engines of the policy ◄── router ◄── rollout
+                         engines of a frozen model ◄── its router ◄── hooks that ask for it (`get_model_url`)
+
+The trainer knows the policy's engines alone, so nothing else ever changes its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from colloid.config.eval_config import has_trainer
+from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
+from colloid.config.sglang import EngineKind, engine_options, router_options
+from colloid.config.sglang_installed import find_python
+from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
+from colloid.engines.fleet import Fleet, FleetConfig
+from colloid.engines.launch import EngineConfig
+from colloid.engines.router import RouterConfig
+from colloid.models.hf import find_model
+from colloid.rollout.model_urls import ServedUrls
+
+MakeFleet = Callable[[FleetConfig], Fleet]
+
+
+class Servers:
+    """The fleets of a run, by the names of their models.
+
+    Args:
+        make_fleet: the policy's; frozen models have a plain one of theirs.
+    """
+
+    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
+        self.policy_name = policy_model(args).name
+        served = [model for model in args.sglang_models if model.num_engines]
+        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
+
+    @property
+    def policy(self) -> Fleet:
+        """That of the model which is trained."""
+        return self.fleets[self.policy_name]
+
+    @property
+    def frozen(self) -> dict[str, Fleet]:
+        """All others."""
+        return {name: fleet for name, fleet in self.fleets.items() if name != self.policy_name}
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of all fleets, the policy's first."""
+        return [pid for fleet in (self.policy, *self.frozen.values()) for pid in fleet.pids]
+
+    def frozen_urls(self) -> dict[str, ServedUrls]:
+        """Where the frozen models are served, by their names."""
+        return {
+            name: ServedUrls(fleet.router_url, tuple(address.url for address in fleet.addresses))
+            for name, fleet in self.frozen.items()
+        }
+
+    def start(self) -> None:
+        """Returns when all models are served; they load side by side.
+
+        Raises:
+            EngineError: see `Fleet.start`. The others are stopped.
+        """
+        with ThreadPoolExecutor(len(self.fleets), thread_name_prefix="fleet") as pool:
+            starting = [pool.submit(fleet.start) for fleet in self.fleets.values()]
+            try:
+                for started in as_completed(starting):
+                    started.result()
+            except BaseException:
+                self.stop()  # what still loads ends with it, and the pool need not wait for it
+                raise
+
+    def check(self) -> None:
+        """Raises `EngineError` where an engine or a router has ended."""
+        for fleet in self.fleets.values():
+            fleet.check()
+
+    def stop(self) -> None:
+        """Ends all routers and engines."""
+        for fleet in self.fleets.values():
+            fleet.stop()
+
+
+def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
+    """The engines and the router of a model; None: of the policy."""
+    model = model or policy_model(args)
+    slot = 0 if args.colocate else args.world_size
+    for other in args.sglang_models:
+        if other.name == model.name:
+            break
+        slot += other.num_gpus
+    engines: list[EngineConfig] = []
+    for group in model.groups:
+        for number in range(group.num_engines):
+            first = slot + number * group.num_gpus_per_engine
+            engines.append(
+                _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
+            )
+        slot += group.num_gpus
+    return FleetConfig(tuple(engines), _router_config(args, model))
+
+
+def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
+    sglang = args.rollout_engine == "sglang"
+    of_policy = bool(model.update_weights)
+    options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
+    # A router that runs already may be on another machine, and has to reach the engines.
+    host = address_towards(args.sglang_router_ip or LOOPBACK) if of_policy else LOOPBACK
+    if group.worker_type in (PREFILL, DECODE):
+        options["disaggregation-mode"] = group.worker_type
+    if group.worker_type == PREFILL:
+        options["disaggregation-bootstrap-port"] = lasting_port(host)
+    directory = Path(args.run_dir) / "engines"
+    return EngineConfig(
+        model_path=_model_path(args, model),
+        log_dir=directory if of_policy else directory / model.name,
+        api_key=api_key,
+        host=host,
+        kind=args.rollout_engine,
+        options=options,
+        python=find_python(args) if sglang else None,
+        first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+    )
+
+
+def _model_path(args: Any, model: ServedModel) -> str:
+    if model.model_path is not None:
+        return find_model(model.model_path) or model.model_path
+    # Where no trainer sends its weights, the engines load those that it would start with.
+    return args.hf_checkpoint if has_trainer(args) else args.init_checkpoint
+
+
+def _router_config(args: Any, model: ServedModel) -> RouterConfig:
+    options = router_options(args)
+    if model.disaggregated:
+        options["pd_disaggregation"] = True
+    if not model.update_weights:  # a port that was asked for is the policy's router's
+        options.pop("prometheus_port", None)
+        return RouterConfig(kind=args.rollout_router, options=options)
+    return RouterConfig(
+        kind=args.rollout_router,
+        port=args.sglang_router_port or 0,
+        options=options,
+        url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
+    )
+
+
+def teacher_config(args: Any, api_key: str) -> EngineConfig:
+    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
+    options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
+    return replace(fleet_config(args, api_key).engines[0], model_path=args.opd_teacher_load, options=options)
