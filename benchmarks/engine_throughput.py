@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from colloid.engines.contract import GenerateInput, SamplingParams
+from colloid.engines.contract_generate import GenerateInput, SamplingParams
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.memory import keep_freed_memory
 from colloid.engines.embedded.model import Model

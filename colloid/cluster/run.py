@@ -1,7 +1,8 @@
 """A run's processes, and the five verbs of the loop over them: evaluate, generate, train, save, sync weights.
 
-Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side. Every
-wait has a deadline and says what it waits for. End: everything that was started is stopped, whatever happened.
+Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side, or, where
+they have the memory in turns, one after the other. Every wait has a deadline and says what it waits for. End:
+everything that was started is stopped, whatever happened.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read
 from colloid.cluster.placement import Reservation, beside_driver, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import is_joined
+from colloid.cluster.turns import MemoryTurns
 from colloid.cluster.utilization import Utilization
 from colloid.config import resolve_num_rollout
 from colloid.config.cluster import train_environment
@@ -48,6 +50,8 @@ class Run:
         self._workers: list[Any] = []
         self._critics: list[Any] = []
         self._engines: Any = None
+        self.memory: MemoryTurns
+        """Who has the memory: trainer or engines."""
         self._saving: BackgroundCheckpoint | None = None
         self._utilization: Utilization | None = None
         self._last_started: int | None = None
@@ -219,12 +223,24 @@ class Run:
         self._rollout = self._processes.add(
             "the rollout actor", ray.remote(RolloutActor).options(**beside_driver()).remote(args)
         )
+        self.memory = MemoryTurns(
+            self._wait,
+            self._rollout,
+            (("trainer", self._workers), ("critic", self._critics)),
+            offload_train=bool(args.offload_train),
+            offload_rollout=bool(args.offload_rollout),
+        )
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
-        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(slots)]
-        self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
+        engines = self._rollout.start.remote(args.num_rollout)
+        self._make_workers(slots)
+        if args.offload_rollout:
+            self._wait([engines], "engines to start", START_DEADLINE)
+            self.memory.begin()
+        ranks = [worker.start.remote() for worker in [*self._workers, *self._critics]]
+        self._engines, *states = self._wait([engines, *ranks], "engines and trainer ranks to start", START_DEADLINE)
         resumed = states[0].start_rollout_id if states else 0
         self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
         if resume_from is not None:
@@ -233,12 +249,13 @@ class Run:
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
         self.utilization()  # that of the start belongs to no step
 
-    def _start_workers(self, slots: Reservation) -> list[Any]:
+    def _make_workers(self, slots: Reservation) -> None:
+        """The processes of the trainer's ranks, which meet; their models are built when they start."""
         import ray
 
         args = self.args
         if not slots.placement.ranks:
-            return []
+            return
         names = {"actor": "trainer rank", "critic": "critic rank"}
         roles = [("actor", TrainWorker, self._workers)]
         if has_critic(args) and not evaluates_only(args):
@@ -251,7 +268,6 @@ class Run:
                 gpu = share.slots[0] if args.device == "cuda" else None
                 worker = worker.remote(of_role, rank, args.world_size, rendezvous, gpu)
                 workers.append(self._processes.add(f"{names[role]} {rank}{slots.where(share)}", worker))
-        return [worker.start.remote() for worker in [*self._workers, *self._critics]]
 
     def _stop(self, deadline: float) -> None:
         import ray

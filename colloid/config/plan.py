@@ -7,6 +7,7 @@ from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
 from colloid.config.layout import data_parallel_size
+from colloid.config.offload import memory_line
 from colloid.config.placement import Demand, assumed_nodes, demand_of
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
@@ -50,6 +51,7 @@ def describe_plan(args: Args) -> str:
         f"  trainer          {_trainer(args)}",
         *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
         *_placement(args, demand),
+        *([f"  memory           {line}"] if (line := memory_line(args)) else []),
         f"  model            {model} ({args.model_type or 'family unknown'})",
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",

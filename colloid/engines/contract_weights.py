@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from colloid.engines.contract import (
-    ITEM_SIZES,
-    BadRequest,
-    TensorDescriptor,
-    _integer,
-    _object,
-    _shown,
-    _string,
-    _token_ids,
-)
+from colloid.engines.contract import ITEM_SIZES, TensorDescriptor
+from colloid.engines.contract_fields import BadRequest, as_integer, as_object, as_string, as_token_ids, shown
 from colloid.engines.process_group import BACKENDS
 
 LOAD_FORMATS = ("auto", "safetensors", "delta")
@@ -33,15 +25,15 @@ class GroupStart:
 
     @classmethod
     def from_json(cls, body: Any) -> GroupStart:
-        body = _object(body, "the request")
+        body = as_object(body, "the request")
         backend = body.get("backend", "nccl")
         if backend not in BACKENDS:
-            raise BadRequest(f"backend must be one of {', '.join(BACKENDS)}, got {_shown(backend)}")
-        size = _integer(body.get("world_size"), "world_size", 2, 1 << 20)
+            raise BadRequest(f"backend must be one of {', '.join(BACKENDS)}, got {shown(backend)}")
+        size = as_integer(body.get("world_size"), "world_size", 2, 1 << 20)
         return cls(
-            host=_string(body.get("master_address"), "master_address"),
-            port=_integer(body.get("master_port"), "master_port", 1, 65535),
-            rank=_integer(body.get("rank_offset"), "rank_offset", 1, size - 1),
+            host=as_string(body.get("master_address"), "master_address"),
+            port=as_integer(body.get("master_port"), "master_port", 1, 65535),
+            rank=as_integer(body.get("rank_offset"), "rank_offset", 1, size - 1),
             size=size,
             name=group_name(body),
             backend=backend,
@@ -59,35 +51,33 @@ class BroadcastBucket:
 
     @classmethod
     def from_json(cls, body: Any) -> BroadcastBucket:
-        body = _object(body, "the request")
+        body = as_object(body, "the request")
         lists = [body.get(name) for name in ("names", "dtypes", "shapes")]
         if not all(isinstance(each, list) and each for each in lists) or len({len(each) for each in lists}) != 1:
             raise BadRequest("names, dtypes and shapes must be lists of the same length that are not empty")
         if body.get("load_format") is not None:
-            raise BadRequest(
-                f"load_format must be left out: tensors come one by one, got {_shown(body['load_format'])}"
-            )
+            raise BadRequest(f"load_format must be left out: tensors come one by one, got {shown(body['load_format'])}")
         checksum = body.get("checksum")
         return cls(
-            weight_version=_string(body.get("weight_version"), "weight_version"),
+            weight_version=as_string(body.get("weight_version"), "weight_version"),
             group=group_name(body),
             tensors=tuple(_described(*each) for each in zip(*lists, strict=True)),
-            checksum="" if checksum is None else _string(checksum, "checksum"),
+            checksum="" if checksum is None else as_string(checksum, "checksum"),
         )
 
 
 def group_name(body: Any) -> str:
     """The name of the group that a request is about."""
-    name = _object(body, "the request").get("group_name")
-    return "weight_update_group" if name is None else _string(name, "group_name")
+    name = as_object(body, "the request").get("group_name")
+    return "weight_update_group" if name is None else as_string(name, "group_name")
 
 
 def _described(name: Any, dtype: Any, shape: Any) -> TensorDescriptor:
-    name = _string(name, "names")
+    name = as_string(name, "names")
     dtype = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
-    shape = tuple(_integer(n, f"{name}: shape", 1, 2**40) for n in _token_ids(shape, f"{name}: shape"))
+    shape = tuple(as_integer(n, f"{name}: shape", 1, 2**40) for n in as_token_ids(shape, f"{name}: shape"))
     if not isinstance(dtype, str) or dtype not in ITEM_SIZES:
-        raise BadRequest(f"{name}: dtype must be one of {', '.join(ITEM_SIZES)}, got {_shown(dtype)}")
+        raise BadRequest(f"{name}: dtype must be one of {', '.join(ITEM_SIZES)}, got {shown(dtype)}")
     return TensorDescriptor(name, dtype, shape, 0)
 
 
@@ -101,13 +91,13 @@ class DiskUpdate:
 
     @classmethod
     def from_json(cls, body: Any) -> DiskUpdate:
-        body = _object(body, "the request")
+        body = as_object(body, "the request")
         load_format = body.get("load_format") or "auto"
         if load_format not in LOAD_FORMATS:
-            raise BadRequest(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {_shown(load_format)}")
+            raise BadRequest(f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {shown(load_format)}")
         version = body.get("weight_version")
         return cls(
-            path=_string(body.get("model_path"), "model_path"),
+            path=as_string(body.get("model_path"), "model_path"),
             is_delta=load_format == "delta",
-            weight_version=None if version is None else _string(version, "weight_version"),
+            weight_version=None if version is None else as_string(version, "weight_version"),
         )

@@ -81,7 +81,11 @@ class Actor(PolicyRank):
         if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
-            self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
+            self._parameters,
+            self._names,
+            weight_coordinates(),
+            max_bytes=args.update_weight_buffer_size,
+            read=self._memory.read,
         )
         self._sender = make_sender(send_options(args))
         start = StartState(0, self._weight_version)
@@ -95,6 +99,8 @@ class Actor(PolicyRank):
             # The engines are given these weights before they generate anything.
             oldest = args.max_staleness if args.entry == "train_async" else 0
             self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps=1 + oldest)
+        if args.offload_train:
+            self.offload()  # The engines are next.
         return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
@@ -152,6 +158,7 @@ class Actor(PolicyRank):
 
         With --async-save it returns once everything is copied, see `CheckpointWriter.save`.
         """
+        self.resume()
         args = self.args
         trained = checkpoint.Trained(rollout_id, self._weight_version)
         if self._reference and args.ref_update_interval:
@@ -174,7 +181,7 @@ class Actor(PolicyRank):
         sent = self._with_tensors(lambda tensors: self._sender.send(controls, version, tensors)) or Sent(0, 0, 0.0)
         self._weight_version = version
         if self._old_actor:
-            self._old_actor.synced(version)
+            self._memory.when_resumed(lambda: self._old_actor.synced(version))
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,

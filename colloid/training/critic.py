@@ -51,15 +51,18 @@ class Critic(TrainerRank):
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
         self._head = step.ValueHead()
-        if not args.resume_from:
-            return 0
-        directory = Path(args.resume_from) / DIRECTORY
-        trained = self._restore(directory)
-        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
-        return trained.rollout_id + 1
+        start = 0
+        if args.resume_from:
+            directory = Path(args.resume_from) / DIRECTORY
+            start = self._restore(directory).rollout_id + 1
+            logger.info("resumed from %s: rollout %d is next", directory, start)
+        if args.offload_train:
+            self.offload()  # The engines are next.
+        return start
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""
+        self.resume()
         passes = self._micro_batches(batch, batch.log_prob_micro_batches or batch.micro_batches)
         flat = np.zeros(int(batch.samples.response_offsets[-1]), dtype=np.float32)
         for micro_batches in filter(None, passes):
@@ -81,6 +84,7 @@ class Critic(TrainerRank):
         Raises:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
+        self.resume()
         begin = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)

@@ -12,6 +12,7 @@ from colloid import slime_imports
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress
 from colloid.observe.logs import setup_logging
+from colloid.observe.resident import resident_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,18 @@ class TrainWorker:
         """Compares all tensors with those of every engine."""
         return self._actor.check_weights(engines, api_key)
 
+    def offload(self) -> None:
+        """Gives this rank's memory back to the system."""
+        self._actor.offload()
+
+    def resume(self) -> None:
+        """Takes it again."""
+        self._actor.resume()
+
+    def resident(self) -> int:
+        """Bytes that this process holds."""
+        return resident_bytes()
+
     def end(self) -> set[str]:
         """The run ends: leaves nothing behind. Returns the options that this process has read."""
         self._actor.end_updates()
@@ -106,6 +119,18 @@ class CriticWorker:
     def finish_save(self) -> None:
         """Returns when no checkpoint is being written in the background."""
         self._critic.finish_save()
+
+    def offload(self) -> None:
+        """Gives this rank's memory back to the system."""
+        self._critic.offload()
+
+    def resume(self) -> None:
+        """Takes it again."""
+        self._critic.resume()
+
+    def resident(self) -> int:
+        """Bytes that this process holds."""
+        return resident_bytes()
 
     def end(self) -> set[str]:
         """The run ends. Returns the options that this process has read."""

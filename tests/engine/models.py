@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from colloid.engines.contract import GenerateInput, SamplingParams
+from colloid.engines.contract_generate import GenerateInput, SamplingParams
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.model_config import load_model_config

@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from colloid.engines.contract import BadRequest, GenerateInput, SamplingParams
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput, SamplingParams
 from colloid.engines.embedded import prompt_logprobs
 from tests.engine.models import make_engine, prompt_of
 
@@ -33,7 +34,7 @@ def reference(model_paths):
 
 def ask(engine, rid, prompt, start=0, at=1.0, return_logprob=True, **params):
     params = SamplingParams.from_json({"max_new_tokens": 0, **params})
-    request = GenerateInput(tuple(prompt), None, params, rid, return_logprob, start, at)
+    request = GenerateInput(tuple(prompt), None, params, rid, return_logprob, start, input_logprob_temperature=at)
     sequences = engine.make_sequences(request, request.input_ids, lambda sequence: None, stream=False)
     engine.add(sequences)
     return sequences

@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from colloid.engines.contract import BadRequest, GenerateInput, GenerateRequest, SamplingParams
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput, GenerateRequest, SamplingParams
 from colloid.engines.embedded.request import Sequence
 from tests.engine.families import make_family
 from tests.engine.models import make_engine, prompt_of, run

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colloid.engines.contract import BadRequest
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.embedded.pages import PageTable
 from tests.engine.models import add, make_engine, prompt_of, run, stream_of
 

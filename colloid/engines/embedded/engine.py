@@ -9,15 +9,18 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from colloid.engines.contract import BadRequest, GenerateInput
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput
 from colloid.engines.embedded.attention import QUERY_ROWS, Chunk, DecodeAttention, PrefillAttention, Row
 from colloid.engines.embedded.kv_cache import KVCache
 from colloid.engines.embedded.linear import MIN_ROWS
+from colloid.engines.embedded.logit_changes import LogitChanges
+from colloid.engines.embedded.metrics import RequestMetrics
 from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.pages import PageTable
 from colloid.engines.embedded.prompt_logprobs import asked_for, record
-from colloid.engines.embedded.request import FinishReason, Prefix, Sequence
-from colloid.engines.embedded.sampling import RowParams, sample
+from colloid.engines.embedded.request import Alternatives, FinishReason, Prefix, Sequence
+from colloid.engines.embedded.sampling import RowParams, alternatives, sample
 from colloid.engines.embedded.scheduler import Prefill, Scheduler, aborted
 from colloid.engines.embedded.text import Text
 
@@ -58,6 +61,7 @@ class Engine:
         self.weight_version = "0"
         self.tokens_generated = 0
         self.prompt_tokens_computed = 0
+        self.metrics = RequestMetrics()
         self.capacity_tokens = num_pages * page_size
         self._seeds = random.Random(random_seed)
         self._min_rows = min_rows
@@ -79,7 +83,11 @@ class Engine:
             has_none = self.model.config.experts is None
             reason = "the model has no experts" if has_none else "start the engine with --enable-return-routed-experts"
             raise BadRequest(f"return_routed_experts: {reason}")
-        room = max(self.scheduler.context_length - len(prompt_ids), 0)
+        for name, ids in (("token_ids_logprob", prompt.token_ids_logprob), ("logit_bias", dict(params.logit_bias))):
+            wrong_ids = [token for token in ids if not 0 <= token < vocab]
+            if wrong_ids:
+                raise BadRequest(f"{name} contains {wrong_ids[0]}, but the vocabulary has {vocab} tokens")
+        room = max(min(self.scheduler.context_length, self.capacity_tokens) - len(prompt_ids), 0)
         max_new = room if params.max_new_tokens is None else params.max_new_tokens
         self.scheduler.check_fits(len(prompt_ids), max_new)
         stop_ids = frozenset() if params.ignore_eos else frozenset(params.stop_token_ids) | self.text.eos_token_ids
@@ -98,6 +106,10 @@ class Engine:
                 stream=stream,
                 prompt_log_probs=asked_for(prompt, prompt_ids),
                 return_routed_experts=prompt.return_routed_experts,
+                changes=LogitChanges(params) if params.adjusts else None,
+                alternatives=Alternatives(prompt.top_logprobs_num, prompt.token_ids_logprob)
+                if prompt.return_logprob
+                else Alternatives(),
             )
             for j, rid in enumerate(rids)
         ]
@@ -133,6 +145,12 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         self.scheduler.forget_prefixes()
+
+    def release_cache(self) -> None:
+        """Gives the cache's memory back to the system. Nothing may be in the engine."""
+        self._plan = None
+        self.forget_prefixes()
+        self._cache.give_back()
 
     # ---- steps
 
@@ -301,16 +319,22 @@ class Engine:
         """Draws the next token of each sample and ends those that are done."""
         tokens, log_probs = sample(logits, [_row_params(sequence) for sequence in sequences])
         self.tokens_generated += len(tokens)
-        for sequence, token, log_prob in zip(sequences, tokens, log_probs, strict=True):
+        for row, (sequence, token, log_prob) in enumerate(zip(sequences, tokens, log_probs, strict=True)):
             if log_prob - log_prob != 0:  # NaN or infinite
                 reason = aborted("the model's logits are not finite: its weights are broken")
             else:
+                self.metrics.got_token(sequence)
                 sequence.append(token, log_prob, self.weight_version)
+                others = sequence.alternatives
+                if others.wanted:
+                    top, chosen = alternatives(logits[row], others.num_top, others.ids)
+                    others.top.append(top)
+                    others.chosen.append(chosen)
                 reason = self._finish_reason(sequence, token)
             if reason:
                 self.scheduler.release(sequence)
                 self._end(sequence, reason)
-            elif sequence.stream:
+            elif sequence.stream and len(sequence.output_ids) % sequence.params.stream_interval == 0:
                 sequence.on_update(sequence)
 
     def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
@@ -326,6 +350,7 @@ class Engine:
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.finish_reason = reason
+        self.metrics.ended(sequence, reason)
         sequence.on_update(sequence)
 
 
@@ -339,4 +364,5 @@ def _row_params(sequence: Sequence) -> RowParams:
         top_p=params.top_p,
         min_p=params.min_p,
         suppressed=sequence.suppressed_ids if len(sequence.output_ids) < params.min_new_tokens else (),
+        changes=sequence.changes,
     )

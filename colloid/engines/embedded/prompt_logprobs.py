@@ -11,9 +11,11 @@ import math
 
 import torch
 
-from colloid.engines.contract import BadRequest, GenerateInput
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput
 from colloid.engines.embedded.model import Model
-from colloid.engines.embedded.request import PromptLogProbs, Sequence
+from colloid.engines.embedded.request import Alternatives, PromptLogProbs, Sequence
+from colloid.engines.embedded.sampling import alternatives
 
 BLOCK_ELEMENTS = 1 << 23
 """Logits that are held at a time: 32 MB of float32."""
@@ -30,7 +32,9 @@ def asked_for(prompt: GenerateInput, prompt_ids: tuple[int, ...]) -> PromptLogPr
         return None
     if start >= len(prompt_ids):
         raise BadRequest(f"logprob_start_len ({start}) must be less than the prompt's {len(prompt_ids)} tokens")
-    return PromptLogProbs(start, prompt.input_logprob_temperature, [None] * (len(prompt_ids) - start))
+    count = len(prompt_ids) - start
+    others = Alternatives(prompt.top_logprobs_num, prompt.token_ids_logprob, [None] * count, [None] * count)
+    return PromptLogProbs(start, prompt.input_logprob_temperature, [None] * count, others)
 
 
 def record(model: Model, sequence: Sequence, hidden: torch.Tensor, first: int, min_rows: int) -> None:
@@ -47,19 +51,29 @@ def record(model: Model, sequence: Sequence, hidden: torch.Tensor, first: int, m
     for low in range(begin, end, block):
         high = min(low + block, end)
         targets = sequence.prompt_ids[low + 1 : high + 1]
-        values = _log_probs(model, hidden[low - first : high - first], targets, wanted.temperature, min_rows)
-        wanted.values[low + 1 - wanted.start : high + 1 - wanted.start] = values
+        logits_cV = _logits(model, hidden[low - first : high - first], wanted.temperature, min_rows)
+        if wanted.alternatives.wanted:
+            _record_alternatives(wanted.alternatives, logits_cV, low + 1 - wanted.start)
+        wanted.values[low + 1 - wanted.start : high + 1 - wanted.start] = _log_probs(logits_cV, targets)
 
 
-def _log_probs(
-    model: Model, hidden: torch.Tensor, targets: tuple[int, ...], temperature: float, min_rows: int
-) -> list[float]:
+def _record_alternatives(others: Alternatives, logits_cV: torch.Tensor, first: int) -> None:
+    for row, logits_V in enumerate(logits_cV, first):
+        others.top[row], others.chosen[row] = alternatives(logits_V, others.num_top, others.ids)
+
+
+def _logits(model: Model, hidden: torch.Tensor, temperature: float, min_rows: int) -> torch.Tensor:
     count = len(hidden)
     if count < min_rows:
         hidden = torch.cat([hidden, hidden[-1:].expand(min_rows - count, -1)])
     logits_cV = model.logits(hidden)[:count]
     if temperature != 1.0:
         logits_cV = logits_cV / temperature
+    return logits_cV
+
+
+def _log_probs(logits_cV: torch.Tensor, targets: tuple[int, ...]) -> list[float]:
+    """Of each row's target; overwrites the logits."""
     largest = logits_cV.amax(-1, keepdim=True)
     at_target = logits_cV.gather(1, torch.tensor(targets)[:, None]) - largest
     totals = logits_cV.sub_(largest).exp_().sum(-1).tolist()

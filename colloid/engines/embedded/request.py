@@ -1,13 +1,15 @@
 """One sample in the engine: what was asked for, what has come out, and why it ended."""
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from colloid.engines.contract import SamplingParams
+from colloid.engines.contract_generate import SamplingParams
+from colloid.engines.embedded.logit_changes import LogitChanges
 from colloid.engines.embedded.pages import Page
 
 
@@ -53,6 +55,28 @@ class PromptLogProbs:
     start: int
     temperature: float
     values: list[float | None]
+    alternatives: "Alternatives"
+
+
+LogProb = tuple[float, int]
+"""A log-probability, and the token's id."""
+
+
+@dataclass(eq=False)
+class Alternatives:
+    """Log-probs of other tokens than the one that stands there: of the `num_top` most probable, and of `ids`.
+
+    `top` and `chosen` have an entry a position, None where nothing is predicted.
+    """
+
+    num_top: int = 0
+    ids: tuple[int, ...] = ()
+    top: list[list[LogProb] | None] = field(default_factory=list)
+    chosen: list[list[LogProb] | None] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        return bool(self.num_top or self.ids)
 
 
 @dataclass(eq=False)
@@ -73,6 +97,8 @@ class Sequence:
     stream: bool = False
     prompt_log_probs: PromptLogProbs | None = None
     return_routed_experts: bool = False
+    changes: LogitChanges | None = None
+    alternatives: Alternatives = field(default_factory=Alternatives)
     output_ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     version_starts: list[tuple[str, int]] = field(default_factory=list)
@@ -82,6 +108,7 @@ class Sequence:
     pages: list[Page] = field(default_factory=list)
     reserved_pages: int = 0
     num_computed: int = 0  # positions in the cache
+    created: float = field(default_factory=time.monotonic)
     experts: list[np.ndarray] = field(default_factory=list)  # int16 [tokens, layers, chosen], in the order of positions
 
     def append(self, token: int, log_prob: float, weight_version: str) -> None:
@@ -89,6 +116,8 @@ class Sequence:
             self.version_starts.append((weight_version, len(self.output_ids)))
         self.output_ids.append(token)
         self.log_probs.append(log_prob)
+        if self.changes is not None:
+            self.changes.count(token)
 
     def routed_experts(self) -> np.ndarray | None:
         """int32 [prompt and output tokens - 1, layers, chosen]: the experts of every token that was read. 0 in

@@ -6,16 +6,10 @@ from typing import Any
 
 from aiohttp import web
 
-from colloid.engines.contract import (
-    AbortRequest,
-    BadRequest,
-    GenerateInput,
-    PauseRequest,
-    SamplingParams,
-    WeightUpdateBucket,
-    WeightUpdateEnd,
-    WeightUpdateStart,
-)
+from colloid.engines.contract import AbortRequest, PauseRequest, WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput, SamplingParams
+from colloid.engines.contract_memory import MemoryTags
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate, GroupStart, group_name
 from colloid.engines.embedded.server import (
     HEALTH_GENERATE_SECONDS,
@@ -23,16 +17,6 @@ from colloid.engines.embedded.server import (
     error_response,
     json_response,
     read_json,
-)
-
-METRICS = (
-    ("sglang:num_running_reqs", "gauge", "Samples in the batch", "num_running_reqs"),
-    ("sglang:num_queue_reqs", "gauge", "Samples that wait for room", "num_queued_reqs"),
-    ("sglang:num_used_tokens", "gauge", "Positions of the cache in use", "num_used_tokens"),
-    ("sglang:token_usage", "gauge", "Share of the cache in use", "token_usage"),
-    ("sglang:generation_tokens_total", "counter", "Tokens generated", "generation_tokens_total"),
-    ("sglang:prompt_tokens_total", "counter", "Prompt tokens computed", "prompt_tokens_total"),
-    ("sglang:realtime_tokens_total", "counter", "Tokens computed", "realtime_tokens_total"),
 )
 
 
@@ -55,6 +39,8 @@ class ControlRoutes:
             (("POST",), ("/abort_request",), self.abort_request),
             (("POST",), ("/pause_generation",), self.pause_generation),
             (("POST",), ("/continue_generation",), self.continue_generation),
+            (("POST",), ("/release_memory_occupation",), self.release_memory_occupation),
+            (("POST",), ("/resume_memory_occupation",), self.resume_memory_occupation),
             (("POST",), ("/begin_weight_update",), self.begin_weight_update),
             (("POST",), ("/update_weights_from_tensor",), self.update_weights_from_tensor),
             (("POST",), ("/update_weights_from_disk",), self.update_weights_from_disk),
@@ -74,9 +60,11 @@ class ControlRoutes:
         return json_response({"status": "ok"})
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Generates one token; a paused engine only says that it lives."""
+        """Generates one token; an engine that is paused, or whose memory is released, only says that it lives."""
         if self.worker.is_paused:
             return json_response({"status": "ok", "paused": True})
+        if self.server.memory.released:
+            return json_response({"status": "ok", "released": self.server.memory.released})
         params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
         generation = await self.server.start([GenerateInput((0,), None, params, None, False)], stream=False)
         try:
@@ -121,6 +109,8 @@ class ControlRoutes:
                 "dp_size": 1,
                 "weight_version": self.engine.weight_version,
                 "is_paused": self.worker.is_paused,
+                "released": self.server.memory.released,
+                "weights_complete": self.server.updates.weights_complete,
                 "internal_states": [self._load()],
             }
         )
@@ -129,12 +119,8 @@ class ControlRoutes:
         return json_response({"weight_version": self.engine.weight_version})
 
     async def metrics(self, request: web.Request) -> web.Response:
-        load, name = self._load(), self.server.info.served_model_name.replace("\\", "\\\\").replace('"', '\\"')
-        lines = []
-        for metric, kind, text, key in METRICS:
-            lines += [f"# HELP {metric} {text}.", f"# TYPE {metric} {kind}"]
-            lines.append(f'{metric}{{model_name="{name}"}} {load[key]}')
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        text = self.engine.metrics.text(self._load(), self.server.info.served_model_name)
+        return web.Response(text=text, content_type="text/plain")
 
     def _load(self) -> dict[str, Any]:
         """Read from the event loop without stopping the compute thread: counts may be one step old."""
@@ -183,6 +169,19 @@ class ControlRoutes:
 
         await self.worker.call(proceed)
         return json_response({"status": "ok", "message": "generation continues"})
+
+    # ---- memory
+
+    async def release_memory_occupation(self, request: web.Request) -> web.Response:
+        """Answers when the memory is given back."""
+        body, memory = MemoryTags.from_json(await read_json(request)), self.server.memory
+        await self.worker.call(memory.release, body)
+        return json_response({"success": True, "released": memory.released})
+
+    async def resume_memory_occupation(self, request: web.Request) -> web.Response:
+        body, memory = MemoryTags.from_json(await read_json(request)), self.server.memory
+        await self.worker.call(memory.resume, body)
+        return json_response({"success": True, "released": memory.released})
 
     # ---- weights
 

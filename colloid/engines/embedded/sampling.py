@@ -2,8 +2,8 @@
 
 A token comes from a two-level inverse CDF: one uniform number a row picks a block of the vocabulary, then a token in
 it; one pass over the probabilities, and a generator per request costs nothing. The log-probability is always that of
-the whole softmax at the row's temperature, before top-k, top-p, min-p and before end-of-sequence tokens are held back
-by min_new_tokens: it is the policy's, which a trainer recomputes from the logits alone.
+the whole softmax at the row's temperature, before top-k, top-p, min-p, penalties, biases, and before end-of-sequence
+tokens are held back by min_new_tokens: it is the policy's, which a trainer recomputes from the logits alone.
 
 Shapes: `B` rows, `V` vocabulary.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from colloid.engines.embedded.logit_changes import LogitChanges
 
 BLOCK = 256
 # A filtered row is first looked for among its most probable tokens; the whole row is sorted if they don't suffice.
@@ -31,10 +33,21 @@ class RowParams:
     top_p: float = 1.0
     min_p: float = 0.0
     suppressed: tuple[int, ...] = ()
+    changes: LogitChanges | None = None
 
     @property
     def filters(self) -> bool:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is drawn from other logits than the model's."""
+        return bool(self.suppressed) or self.changes is not None
+
+    @property
+    def divisor(self) -> float:
+        """Of the logits; a greedy row's log-probabilities are those at temperature 1."""
+        return 1.0 if self.greedy else self.temperature
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowParams]) -> tuple[list[int], list[float]]:
@@ -42,8 +55,8 @@ def sample(logits: torch.Tensor, rows: Sequence[RowParams]) -> tuple[list[int], 
 
     A row whose logits are not finite gets a log-probability that is not finite either.
     """
-    temperatures = torch.tensor([1.0 if row.greedy else row.temperature for row in rows])
-    if any(row.temperature != 1.0 and not row.greedy for row in rows):
+    temperatures = torch.tensor([row.divisor for row in rows])
+    if any(row.divisor != 1.0 for row in rows):
         logits = logits.div_(temperatures[:, None])
     probabilities = torch.softmax(logits, -1)
     weights = _restricted(logits, probabilities, rows)
@@ -74,15 +87,17 @@ def draw(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 def _restricted(logits: torch.Tensor, probabilities: torch.Tensor, rows: Sequence[RowParams]) -> torch.Tensor:
     """The weights to draw with: the probabilities, changed in the rows that suppress or filter."""
-    special = [i for i, row in enumerate(rows) if row.suppressed or (row.filters and not row.greedy)]
+    special = [i for i, row in enumerate(rows) if row.differs or (row.filters and not row.greedy)]
     if not special:
         return probabilities
     weights = probabilities.clone()
     for i in special:
         row = rows[i]
-        if row.suppressed:
-            masked = logits[i].index_fill(0, torch.tensor(row.suppressed), float("-inf"))
-            weights[i] = torch.softmax(masked, -1)
+        if row.differs:
+            changed = logits[i] if row.changes is None else row.changes.apply(logits[i], row.divisor)
+            if row.suppressed:
+                changed = changed.index_fill(0, torch.tensor(row.suppressed), float("-inf"))
+            weights[i] = torch.softmax(changed, -1)
         if row.filters and not row.greedy:
             weights[i] = filtered(weights[i], row.top_k, row.top_p, row.min_p)
     return weights
@@ -120,7 +135,17 @@ def _log_probs(
         for p in probabilities.gather(1, tokens[:, None])[:, 0].tolist()
     ]
     for i, row in enumerate(rows):
-        if row.suppressed:
+        if row.differs:
             # What was held back may have had all the probability: what is left could underflow to 0.
             log_probs[i] = float(torch.log_softmax(logits[i], -1)[tokens[i]])
     return log_probs
+
+
+def alternatives(logits_V: torch.Tensor, num_top: int, ids: tuple[int, ...]) -> tuple[list, list]:
+    """(log-probability, token id) of the most probable tokens, and of some given ones, from logits [V]."""
+    log_probs = torch.log_softmax(logits_V, -1)
+    top: list[tuple[float, int]] = []
+    if num_top:
+        values, tokens = log_probs.topk(min(num_top, len(log_probs)))
+        top = list(zip(values.tolist(), tokens.tolist(), strict=True))
+    return top, list(zip(log_probs[list(ids)].tolist(), ids, strict=True)) if ids else []

@@ -13,7 +13,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass, field
 
-from colloid.engines.contract import BadRequest
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.embedded.pages import PageTable
 from colloid.engines.embedded.request import FinishReason, Prefix, Sequence
 

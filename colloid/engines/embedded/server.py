@@ -6,7 +6,6 @@ away takes its samples with it.
 """
 
 import asyncio
-import base64
 import hmac
 import time
 import uuid
@@ -18,14 +17,19 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from colloid.engines.contract import BadRequest, GenerateInput, GenerateRequest
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.contract_generate import GenerateInput, GenerateRequest
+from colloid.engines.embedded.answers import AnswerWriter
+from colloid.engines.embedded.memory import Occupation
 from colloid.engines.embedded.request import FinishReason, Sequence
 from colloid.engines.embedded.text import Text
 from colloid.engines.embedded.update import WeightUpdates
 from colloid.engines.embedded.weights import WeightStore
 from colloid.engines.embedded.worker import Worker
 
-MAX_BODY_BYTES = 256 << 20
+MAX_BODY_BYTES = 64 << 20
+BODY_SECONDS = 120
+"""In which a request's body has to come."""
 HEALTH_GENERATE_SECONDS = 20
 
 
@@ -104,8 +108,9 @@ class EngineServer:
     def __init__(self, worker: Worker, text: Text, store: WeightStore, info: ServerInfo, api_key: str | None = None):
         self.worker, self.text, self.store, self.info = worker, text, store, info
         self.updates = WeightUpdates(worker.engine, store, info.weights_dirs)
+        self.memory = Occupation(worker.engine, self.updates)
         self._authorization = f"Bearer {api_key}".encode() if api_key else None
-        self._generations: set[Generation] = set()
+        self.started = int(time.time())
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
@@ -116,72 +121,65 @@ class EngineServer:
 
     async def start(self, prompts: list[GenerateInput], stream: bool) -> Generation:
         """Tokenises, checks and queues the prompts of a request. Raises BadRequest."""
+        if reason := self.memory.why_not_ready():
+            raise web.HTTPServiceUnavailable(text=reason)
         if self.updates.is_broken:
             raise web.HTTPServiceUnavailable(text="the last weight update was not completed: send a complete one")
-        if any(prompt.text is not None or prompt.params.stop for prompt in prompts) or self.text.available:
+        has_text = any(prompt.text is not None for prompt in prompts)
+        if has_text or any(prompt.params.stop for prompt in prompts) or self.text.available:
             await asyncio.to_thread(lambda: self.text.tokenizer)
+        prompt_ids = await asyncio.to_thread(self._encode, prompts) if has_text else self._encode(prompts)
         generation = Generation(self.worker)
-        for prompt in prompts:
-            ids = self.text.encode(prompt.text) if prompt.input_ids is None else prompt.input_ids
+        for prompt, ids in zip(prompts, prompt_ids, strict=True):
             generation.prepare(replace(prompt, rid=prompt.rid or uuid.uuid4().hex), ids, stream)
         await generation.submit()
         return generation
 
+    def _encode(self, prompts: list[GenerateInput]) -> list[tuple[int, ...]]:
+        for prompt in prompts:
+            if prompt.text is not None:
+                self.text.check_length(prompt.text, self.info.context_length)
+        return [self.text.encode(prompt.text) if prompt.input_ids is None else prompt.input_ids for prompt in prompts]
+
+    async def chat_ids(self, messages: list[dict[str, Any]], variables: dict[str, Any] | None) -> tuple[int, ...]:
+        """The token ids of a conversation. Raises BadRequest."""
+
+        def apply() -> tuple[int, ...]:
+            for message in messages:
+                self.text.check_length(message["content"], self.info.context_length)
+            return self.text.apply_chat_template(messages, variables)
+
+        return await asyncio.to_thread(apply)
+
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = GenerateRequest.from_json(await read_json(request))
+        if body.return_text_in_logprobs and not self.text.available:
+            raise BadRequest("return_text_in_logprobs: the engine has no tokenizer")
         generation = await self.start(list(body.inputs), body.stream)
+        writer = AnswerWriter(
+            self.text, lambda: self.worker.engine.weight_version, body.return_text_in_logprobs, generation.started
+        )
         logprobs = [p.return_logprob for p in body.inputs for _ in range(p.params.n)]
         is_list = body.is_batch or len(generation.sequences) > 1
+
+        def event(index: int, snapshot: Snapshot) -> dict[str, Any]:
+            """All that came so far; those of several samples carry their `index`."""
+            sequence, reason = generation.sequences[index], snapshot.finish_reason
+            answer = writer.answer(sequence, snapshot.length, reason, logprobs[index])
+            return {**answer, "index": index} if is_list else answer
+
         try:
             if body.stream:
-                return await self._stream(request, generation, logprobs, is_list)
+                return await stream_events(request, generation, event)
             await generation.finished()
         except BaseException:
             generation.cancel()
             raise
         answers = [
-            self._answer(generation, i, len(sequence.output_ids), sequence.finish_reason, logprobs[i])
-            for i, sequence in enumerate(generation.sequences)
+            writer.answer(sequence, len(sequence.output_ids), sequence.finish_reason, with_log_probs)
+            for sequence, with_log_probs in zip(generation.sequences, logprobs, strict=True)
         ]
         return json_response(answers if is_list else answers[0])
-
-    async def _stream(
-        self, request: web.Request, generation: Generation, logprobs: list[bool], is_list: bool
-    ) -> web.StreamResponse:
-        """Server-sent events, each with all that came so far; those of several samples carry their `index`."""
-
-        def event(index: int, snapshot: Snapshot) -> dict[str, Any]:
-            answer = self._answer(generation, index, snapshot.length, snapshot.finish_reason, logprobs[index])
-            return {**answer, "index": index} if is_list else answer
-
-        return await stream_events(request, generation, event)
-
-    def _answer(
-        self, generation: Generation, index: int, length: int, reason: FinishReason | None, with_log_probs: bool
-    ) -> dict[str, Any]:
-        sequence = generation.sequences[index]
-        spans = sequence.version_spans(length)
-        meta: dict[str, Any] = {
-            "id": sequence.rid,
-            "finish_reason": reason.to_json() if reason else None,
-            "prompt_tokens": len(sequence.prompt_ids),
-            "completion_tokens": length,
-            "cached_tokens": sequence.cached_tokens,
-            "weight_version": spans[-1]["version"] if spans else self.worker.engine.weight_version,
-            "weight_versions": spans,
-            "e2e_latency": time.time() - generation.started,
-        }
-        ids = sequence.output_ids[:length]
-        if with_log_probs:
-            pairs = zip(sequence.log_probs[:length], ids, strict=True)
-            meta["input_token_logprobs"] = _prompt_entries(sequence)
-            if sequence.prompt_log_probs is not None:
-                meta["input_logprob_temperature"] = sequence.prompt_log_probs.temperature
-            meta["output_token_logprobs"] = [[log_prob, token, None] for log_prob, token in pairs]
-        if sequence.return_routed_experts and reason:
-            experts = sequence.routed_experts()
-            meta["routed_experts"] = None if experts is None else base64.b64encode(experts.tobytes()).decode()
-        return {"text": self.text.decode(sequence, length), "output_ids": ids, "meta_info": meta}
 
     # ---- every request
 
@@ -198,21 +196,15 @@ class EngineServer:
         except BadRequest as error:
             return error_response(400, str(error))
         except web.HTTPException as error:
-            return error_response(error.status, error.text or error.reason)
-
-
-def _prompt_entries(sequence: Sequence) -> list[list]:
-    """`[log-prob, token id, None]` of each prompt token that they were asked for."""
-    wanted = sequence.prompt_log_probs
-    if wanted is None:
-        return []
-    pairs = zip(wanted.values, sequence.prompt_ids[wanted.start :], strict=True)
-    return [[value, token, None] for value, token in pairs]
+            return error_response(error.status, f"{request.method} {request.path}: {error.text or error.reason}")
 
 
 async def read_json(request: web.Request) -> Any:
     """The body, or BadRequest. An empty body is an empty object."""
-    raw = await request.read()
+    try:
+        raw = await asyncio.wait_for(request.read(), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise web.HTTPRequestTimeout(text=f"the body did not come within {BODY_SECONDS} s") from None
     if not raw:
         return {}
     try:
@@ -231,9 +223,12 @@ def error_response(status: int, message: str) -> web.Response:
 
 
 async def stream_events(
-    request: web.Request, generation: Generation, event: Callable[[int, Snapshot], dict[str, Any]]
+    request: web.Request,
+    generation: Generation,
+    event: Callable[[int, Snapshot], dict[str, Any]],
+    last: Callable[[], list[dict[str, Any]]] = list,
 ) -> web.StreamResponse:
-    """Sends `data: {...}` for every update of every sample as it comes, then `data: [DONE]`."""
+    """Sends `data: {...}` for every update of every sample as it comes, the `last` ones, then `data: [DONE]`."""
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     await response.prepare(request)
 
@@ -242,5 +237,7 @@ async def stream_events(
             await response.write(b"data: " + orjson.dumps(event(index, snapshot)) + b"\n\n")
 
     await asyncio.gather(*(send(index) for index in range(len(generation.sequences))))
+    for each in last():
+        await response.write(b"data: " + orjson.dumps(each) + b"\n\n")
     await response.write(b"data: [DONE]\n\n")
     return response

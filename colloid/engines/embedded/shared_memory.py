@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 import xxhash
 
-from colloid.engines.contract import BadRequest, WeightUpdateBucket
+from colloid.engines.contract import WeightUpdateBucket
+from colloid.engines.contract_fields import BadRequest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from colloid.engines.contract import BadRequest
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.embedded.request import Sequence
 
 # Tokens can decode to nothing, or to part of a character: this many more than a stop string's bytes are looked at.
@@ -24,6 +24,7 @@ class Text:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.available = not skip and any((self.model_path / name).is_file() for name in TOKENIZER_FILES)
         self._tokenizer: Any = None
+        self._longest_token: int | None = None
         self._lock = threading.Lock()
 
     @property
@@ -50,14 +51,43 @@ class Text:
             raise BadRequest("the text has no tokens")
         return ids
 
-    def apply_chat_template(self, messages: list[dict[str, Any]]) -> tuple[int, ...]:
-        """Token ids of a conversation; a final assistant message is continued, anything else is answered."""
+    def check_length(self, text: str, context_length: int) -> None:
+        """Refuses what is longer than any tokens of a context, before it is tokenised.
+
+        Raises:
+            BadRequest: with both lengths.
+        """
+        if self._longest_token is None:
+            self._longest_token = max(map(len, self.tokenizer.get_vocab()))
+        most = context_length * self._longest_token
+        if len(text) > most:
+            raise BadRequest(
+                f"the text has {len(text)} characters; the model's context of {context_length} tokens never holds more "
+                f"than {most}"
+            )
+
+    def token_text(self, token: int) -> str:
+        """One token by itself."""
+        return self.tokenizer.decode([token], skip_special_tokens=False)
+
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], variables: dict[str, Any] | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation; a final assistant message is continued, anything else is answered.
+
+        Args:
+            variables: further ones of the template, such as `enable_thinking`.
+        """
         if getattr(self.tokenizer, "chat_template", None) is None:
             raise BadRequest("the model's tokenizer has no chat template: use /generate or /v1/completions")
         continues = messages[-1].get("role") == "assistant"
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=not continues, continue_final_message=continues
+                messages,
+                tokenize=False,
+                add_generation_prompt=not continues,
+                continue_final_message=continues,
+                **(variables or {}),
             )
         except Exception as error:  # a template is a program of the model's author; it raises what it likes
             raise BadRequest(f"the chat template does not take these messages: {error}") from error

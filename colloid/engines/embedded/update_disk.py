@@ -16,7 +16,8 @@ from safetensors import SafetensorError
 
 from colloid.engines import delta
 from colloid.engines.checksums import CHECKSUMS_FILE, raw_bytes, tensor_checksum
-from colloid.engines.contract import ITEM_SIZES, BadRequest
+from colloid.engines.contract import ITEM_SIZES
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.delta_files import MANIFEST, ChangedTensor, Manifest, read_blocks
 from colloid.engines.embedded.shared_memory import DTYPES, open_own
 from colloid.engines.embedded.weights import WeightStore, is_unused, read_safetensors

@@ -11,7 +11,7 @@ import xxhash
 
 from colloid.engines.addresses import address_towards
 from colloid.engines.checksums import raw_bytes
-from colloid.engines.contract import BadRequest
+from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_weights import BroadcastBucket, GroupStart
 from colloid.engines.embedded.shared_memory import DTYPES
 from colloid.engines.process_group import UpdateGroup, connect_store

@@ -31,3 +31,87 @@ def test_a_completion_is_what_generate_says(engine):
 )
 def test_a_malformed_chat_is_refused(engine, body):
     assert 400 <= engine.call("POST", "/v1/chat/completions", {"model": "any", **body}).status_code < 500
+
+
+@pytest.fixture(scope="module")
+def client(engine):
+    openai = pytest.importorskip("openai")
+    from tests.engine.contract.conftest import KEY
+
+    return openai.OpenAI(base_url=f"{engine.url}/v1", api_key=KEY, timeout=60, max_retries=0)
+
+
+def test_the_openai_client_streams_a_chat_with_its_usage(engine, client):
+    params = {
+        "model": "any",
+        "messages": MESSAGES,
+        "max_tokens": 8,
+        "temperature": 0,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    own = {"ignore_eos": True}
+    whole = client.chat.completions.create(**params, extra_body=own)
+    chunks = list(
+        client.chat.completions.create(**params, extra_body=own, stream=True, stream_options={"include_usage": True})
+    )
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 8
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    deltas = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    assert "".join(delta.delta.content or "" for delta in deltas) == whole.choices[0].message.content
+    assert deltas[0].delta.role == "assistant"
+    assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
+    streamed = [entry for delta in deltas if delta.logprobs for entry in delta.logprobs.content]
+    for entry, expected in zip(streamed, whole.choices[0].logprobs.content, strict=True):
+        assert entry.logprob == pytest.approx(expected.logprob, abs=1e-4)
+        assert len(entry.top_logprobs) == 2 and entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-4)
+
+
+def test_the_openai_client_gets_several_choices_and_stops(engine, client):
+    answer = client.chat.completions.create(
+        model="any", messages=MESSAGES, max_tokens=6, n=3, extra_body={"ignore_eos": True}
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2] and answer.usage.completion_tokens == 18
+    text = client.completions.create(model="any", prompt="One, two", max_tokens=20, temperature=0).choices[0].text
+    stop = text[3:5]
+    stopped = client.completions.create(model="any", prompt="One, two", max_tokens=20, temperature=0, stop=[stop])
+    assert stopped.choices[0].text == text[: text.index(stop)] and stopped.choices[0].finish_reason == "stop"
+
+
+def test_the_openai_client_completes_several_prompts(engine, client):
+    prompts = ["One, two", "What is 3 + 4?"]
+    params = {"model": "any", "max_tokens": 5, "temperature": 0, "extra_body": {"ignore_eos": True}}
+    answer = client.completions.create(prompt=prompts, **params)
+    alone = [client.completions.create(prompt=prompt, **params).choices[0].text for prompt in prompts]
+    assert [choice.text for choice in answer.choices] == alone
+    streamed = client.completions.create(prompt=prompts[0], stream=True, **params)
+    assert "".join(chunk.choices[0].text for chunk in streamed if chunk.choices) == alone[0]
+
+
+def test_a_completion_echoes_its_prompt_with_log_probs(engine, client):
+    params = {"model": "any", "prompt": "One, two", "max_tokens": 3, "temperature": 0, "logprobs": 2}
+    answer = client.completions.create(**params, echo=True, extra_body={"ignore_eos": True}).choices[0]
+    alone = client.completions.create(**params, extra_body={"ignore_eos": True}).choices[0]
+    assert answer.text == "One, two" + alone.text
+    count = len(engine.tokenizer.encode("One, two"))
+    assert len(answer.logprobs.tokens) == count + 3 and answer.logprobs.token_logprobs[0] is None
+    assert answer.logprobs.token_logprobs[count:] == pytest.approx(alone.logprobs.token_logprobs, abs=1e-4)
+    assert all(len(top) <= 2 for top in alone.logprobs.top_logprobs)
+
+
+def test_parts_of_text_are_one_message(engine):
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "3 + 4?"}]
+    body = {"model": "any", "max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    plain = engine.post("/v1/chat/completions", {**body, "messages": MESSAGES})
+    parted = engine.post("/v1/chat/completions", {**body, "messages": [{"role": "user", "content": parts}]})
+    assert parted["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+    assert parted["choices"][0]["message"]["content"] == plain["choices"][0]["message"]["content"]
+
+
+def test_the_openai_client_lists_the_model_and_hears_why_a_request_is_refused(engine, client):
+    import openai
+
+    model = next(iter(client.models.list()))
+    assert client.models.retrieve(model.id).id == model.id
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.chat.completions.create(model="any", messages=MESSAGES, temperature=-1)
