@@ -18,6 +18,7 @@ from colloid.config import (
     layout,
     megatron,
     offload,
+    profiling,
     restart,
     rewards,
     roles,
@@ -279,6 +280,7 @@ RULES: tuple[Rule, ...] = (
     *sft.RULES,
     *eval_config.RULES,
     *tracking.RULES,
+    *profiling.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -314,14 +316,15 @@ RUN_RULES: tuple[Rule, ...] = (
     *debug.RUN_RULES,
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
+    *profiling.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
-    found += cluster.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

@@ -84,6 +84,7 @@ class TrainWorker:
     def end(self) -> set[str]:
         """The run ends: leaves nothing behind. Returns the options that this process has read."""
         self._actor.end_updates()
+        self._actor.end_recording()
         return self._args.options_read()
 
 
@@ -134,6 +135,7 @@ class CriticWorker:
 
     def end(self) -> set[str]:
         """The run ends. Returns the options that this process has read."""
+        self._critic.end_recording()
         return self._args.options_read()
 
 
