@@ -12,10 +12,13 @@ from collections.abc import Callable
 from colloid.config import (
     algorithm,
     asynchrony,
+    cluster,
     debug,
     eval_config,
     layout,
     megatron,
+    offload,
+    profiling,
     restart,
     rewards,
     roles,
@@ -25,6 +28,7 @@ from colloid.config import (
     sft,
     sglang,
     sglang_installed,
+    sglang_parallel,
     tracking,
     trainer,
     weight_transport,
@@ -266,13 +270,17 @@ def _external_router(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *cluster.RULES,
+    *sglang_parallel.RULES,
     *asynchrony.RULES,
+    *offload.RULES,
     *weight_transport.RULES,
     *debug.RULES,
     *algorithm.RULES,
     *sft.RULES,
     *eval_config.RULES,
     *tracking.RULES,
+    *profiling.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -308,13 +316,15 @@ RUN_RULES: tuple[Rule, ...] = (
     *debug.RUN_RULES,
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
+    *profiling.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

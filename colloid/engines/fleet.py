@@ -67,7 +67,7 @@ class Fleet:
                 self._router = Router(config.router, first.api_key, first.log_dir)
             for engine, handle in zip(config.engines, self._engines, strict=True):
                 url = handle.wait_until_ready()
-                self._router.register(url)
+                self._router.register(url, engine.role)
                 self.addresses.append(EngineAddress(url, engine.kind))
                 logger.info("engine %s serves (pid %d)", url, handle.pid)
         except BaseException:

@@ -23,6 +23,19 @@ START_DEADLINE = {"embedded": 600.0, "sglang": 1700.0}
 
 
 @dataclass(frozen=True)
+class WorkerRole:
+    """What a router sends to an engine."""
+
+    kind: str = "regular"
+    """`regular`: whole requests; `prefill`: their prompts; `decode`: what follows, from the cache of the former."""
+    bootstrap_port: int | None = None
+    """Where an engine that prefills hands over its cache."""
+
+
+REGULAR = WorkerRole()
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """What an engine needs to know.
 
@@ -40,6 +53,7 @@ class EngineConfig:
     """The interpreter that has SGLang; None: this process's own."""
     first_gpu: int | None = None
     """Of the first engine with CUDA; those of the others follow."""
+    role: WorkerRole = REGULAR
 
 
 class EngineHandle(Protocol):

@@ -20,6 +20,7 @@ from typing import Any
 
 from colloid.engines.addresses import LOOPBACK, free_port, is_free
 from colloid.engines.control import EngineControl
+from colloid.engines.launch import REGULAR, WorkerRole
 from colloid.engines.process import ModuleProcess
 from colloid.errors import ConfigError, EngineError
 
@@ -64,13 +65,18 @@ class _Workers:
         self._control = EngineControl(url, api_key, timeout=10.0)
         self._registered: list[str] = []
 
-    def register(self, engine_url: str) -> None:
+    def register(self, engine_url: str, role: WorkerRole = REGULAR) -> None:
         """Adds an engine, and waits until the router sends it requests.
 
         Raises:
             EngineError: the router does not take it, or not within the deadline.
         """
-        self._control.post("/workers", {"url": engine_url, "api_key": self._api_key})
+        worker: dict[str, Any] = {"url": engine_url, "api_key": self._api_key}
+        if role.kind != "regular":  # smg guesses whose API it is, and pairs engines of SGLang and of vLLM in other ways
+            worker |= {"worker_type": role.kind, "runtime_type": "sglang"}
+        if role.bootstrap_port is not None:
+            worker["bootstrap_port"] = role.bootstrap_port
+        self._control.post("/workers", worker)
         self._registered.append(engine_url)
         if not self._wait_for(lambda: (self._worker(engine_url) or {}).get("is_healthy")):
             raise EngineError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
@@ -14,8 +15,10 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
 from colloid.engines.fleet import FrozenEngine
+from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
+from colloid.observe.resident import tree_resident_bytes
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.manager import RolloutManager
 from colloid.rollout.servers import Servers, teacher_config
@@ -71,6 +74,7 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
             self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
+        self._memory = EngineMemory(api_key)
         self._servers = Servers(args, api_key)
         self._servers.start()
         addresses, pids = self._servers.policy.addresses, self._servers.pids
@@ -122,6 +126,24 @@ class RolloutActor:
     async def release_requests(self, weight_version: int) -> None:
         """The engines hold `weight_version`; requests are sent again."""
         self._manager.release_requests(weight_version)
+
+    async def release_memory(self, tags: list[str]) -> None:
+        """Has the engines that are given the trainer's weights release memory; no request may be under way."""
+        await asyncio.to_thread(self._memory.release, self._policy_urls(), tags)
+
+    async def resume_memory(self, tags: list[str]) -> None:
+        """The inverse; weights are not there by it."""
+        await asyncio.to_thread(self._memory.resume, self._policy_urls(), tags)
+
+    def engines_resident(self) -> int:
+        """Bytes that the engines on this host hold, which this process has started."""
+        if self._servers is None:
+            return 0
+        fleet = self._servers.policy
+        return tree_resident_bytes(fleet.pids[: len(fleet.addresses)])
+
+    def _policy_urls(self) -> list[str]:
+        return [address.url for address in self._servers.policy.addresses]
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""

@@ -18,11 +18,10 @@ from colloid.config.eval_config import has_trainer
 from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
+from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
 from colloid.engines.fleet import Fleet, FleetConfig
-from colloid.engines.launch import EngineConfig
+from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
-from colloid.engines.sglang import server_port
 from colloid.models.hf import find_model
 from colloid.rollout.model_urls import ServedUrls
 
@@ -114,10 +113,11 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
     options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
     # A router that runs already may be on another machine, and has to reach the engines.
     host = address_towards(args.sglang_router_ip or LOOPBACK) if of_policy else LOOPBACK
+    bootstrap_port = None
     if group.worker_type in (PREFILL, DECODE):
         options["disaggregation-mode"] = group.worker_type
     if group.worker_type == PREFILL:
-        options["disaggregation-bootstrap-port"] = server_port(host)
+        options["disaggregation-bootstrap-port"] = bootstrap_port = lasting_port(host)
     directory = Path(args.run_dir) / "engines"
     return EngineConfig(
         model_path=_model_path(args, model),
@@ -128,6 +128,7 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
         options=options,
         python=find_python(args) if sglang else None,
         first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+        role=WorkerRole(group.worker_type, bootstrap_port),
     )
 
 

@@ -158,5 +158,13 @@ WEIGHTS = (
         None,
         "Keep a host copy of the weights that the engines have; the old log-probs are theirs.",
     ),
-    opt("--release-train", FLAG, None, "End the trainer after the weight update.", **LATER),
+    opt(
+        "--release-train",
+        FLAG,
+        None,
+        "End the trainer after the weight update.",
+        built=(),
+        refused="its processes would have to start again for every rollout; --offload-train gives back all of their "
+        "memory but that of the libraries",
+    ),
 )
