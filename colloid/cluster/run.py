@@ -8,20 +8,19 @@ everything that was started is stopped, whatever happened.
 from __future__ import annotations
 
 import logging
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
-from colloid.cluster.placement import SlotPlan, reserve
+from colloid.cluster.placement import Reservation, beside_driver, reserve
 from colloid.cluster.processes import Processes
-from colloid.cluster.ray_runtime import start_ray
+from colloid.cluster.ray_runtime import is_joined
 from colloid.cluster.turns import MemoryTurns
 from colloid.cluster.utilization import Utilization
 from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
-from colloid.config.eval_config import evaluates_only, has_trainer
+from colloid.config.cluster import train_environment
+from colloid.config.eval_config import evaluates_only
 from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
@@ -203,22 +202,16 @@ class Run:
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
-        plan = SlotPlan(
-            args.world_size if has_trainer(args) else 0,
-            args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus if serves(args) else 0,
-            bool(args.colocate),
-        )
         if is_external(args) and serves(args):
             args.rollout_engine = external_kind(args)
-        start_ray(plan.num_slots, str(Path(__file__).parents[2]))
+        slots = reserve(args, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
         if args.utilization_interval:
-            joined = bool(os.environ.get("RAY_ADDRESS"))
-            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
+            gpus = args.device == "cuda"
+            self._utilization = Utilization(args.utilization_interval, gpus, args.run_dir, is_joined())
         self._rollout = self._processes.add(
-            "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+            "the rollout actor", ray.remote(RolloutActor).options(**beside_driver()).remote(args)
         )
         self.memory = MemoryTurns(
             self._wait,
@@ -232,7 +225,7 @@ class Run:
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
         engines = self._rollout.start.remote(args.num_rollout)
-        self._make_workers(plan)
+        self._make_workers(slots)
         if args.offload_rollout:
             self._wait([engines], "engines to start", START_DEADLINE)
             self.memory.begin()
@@ -253,31 +246,25 @@ class Run:
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
         self.utilization()  # that of the start belongs to no step
 
-    def _make_workers(self, plan: SlotPlan) -> None:
+    def _make_workers(self, slots: Reservation) -> None:
         """The processes of the trainer's ranks, which meet; their models are built when they start."""
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         args = self.args
-        if not plan.num_trainer_ranks:
+        if not slots.placement.ranks:
             return
-        group = reserve(plan, args.device)
-        rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
         names = {"actor": "trainer rank", "critic": "critic rank"}
-        roles = [("actor", TrainWorker, self._workers, 1)]
+        roles = [("actor", TrainWorker, self._workers)]
         if has_critic(args) and not evaluates_only(args):
-            roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
-        for role, kind, workers, num_cpus in roles:
-            of_role = role_args(args, role)
-            for rank in range(plan.num_trainer_ranks):
-                options = {
-                    "num_cpus": num_cpus,
-                    "num_gpus": 1 / len(roles) if args.device == "cuda" else 0,
-                    "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-                }
-                worker = ray.remote(kind).options(**options)
-                worker = worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}")
-                workers.append(self._processes.add(f"{names[role]} {rank}", worker))
+            roles.append(("critic", CriticWorker, self._critics))  # on the policy's slots
+        environment = {"runtime_env": {"env_vars": train_environment(args)}} if args.train_env_vars else {}
+        for number, (role, kind, workers) in enumerate(roles):
+            of_role, rendezvous = role_args(args, role), slots.rendezvous(Path(args.run_dir), number)
+            for rank, share in enumerate(slots.placement.ranks):
+                worker = ray.remote(kind).options(**slots.on_node(share.node), **environment)
+                gpu = share.slots[0] if args.device == "cuda" else None
+                worker = worker.remote(of_role, rank, args.world_size, rendezvous, gpu)
+                workers.append(self._processes.add(f"{names[role]} {rank}{slots.where(share)}", worker))
 
     def _stop(self, deadline: float) -> None:
         import ray

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from colloid.config import (
     algorithm,
     asynchrony,
+    cluster,
     debug,
     eval_config,
     external,
@@ -28,6 +29,7 @@ from colloid.config import (
     sft,
     sglang,
     sglang_installed,
+    sglang_parallel,
     tracking,
     trainer,
     weight_transport,
@@ -269,6 +271,8 @@ def _external_router(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *cluster.RULES,
+    *sglang_parallel.RULES,
     *asynchrony.RULES,
     *external.RULES,
     *offload.RULES,
@@ -322,7 +326,7 @@ def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
     found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
-    found += profiling.warnings(args) + restart.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

@@ -19,11 +19,10 @@ from colloid.config.external import is_external
 from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
+from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
 from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
-from colloid.engines.sglang import server_port
 from colloid.models.hf import find_model
 from colloid.rollout.engine_pool import external_of, tolerance_of
 from colloid.rollout.model_urls import ServedUrls
@@ -138,7 +137,7 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
     if group.worker_type in (PREFILL, DECODE):
         options["disaggregation-mode"] = group.worker_type
     if group.worker_type == PREFILL:
-        options["disaggregation-bootstrap-port"] = bootstrap_port = server_port(host)
+        options["disaggregation-bootstrap-port"] = bootstrap_port = lasting_port(host)
     return EngineConfig(
         model_path=_model_path(args, model),
         log_dir=_log_dir(args, model),

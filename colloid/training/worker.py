@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ class TrainWorker:
     """One rank. Each method is called on all ranks at once, and returns when this rank is through.
 
     Args:
-        init_method: rendezvous of the ranks, a `file://` URL on one host.
+        init_method: rendezvous of the ranks, a `file://` URL on one host, else `tcp://`.
+        gpu: number of this rank's GPU on its node; None: the CPU.
     """
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"trainer.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -92,7 +95,8 @@ class TrainWorker:
 class CriticWorker:
     """One rank of the critic, with the options of its role. Arguments and methods as of `TrainWorker`."""
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"critic.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -137,3 +141,9 @@ class CriticWorker:
         """The run ends. Returns the options that this process has read."""
         self._critic.end_recording()
         return self._args.options_read()
+
+
+def _use_gpu(gpu: int | None) -> None:
+    """This process sees that GPU alone. CUDA reads it at its first call, which comes later."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)

@@ -52,7 +52,14 @@ CLUSTER = (
         shown="1 on CPU; with --colocate the trainer's",
     ),
     opt("--rollout-num-gpus-per-engine", "int", 1, "Device slots of one engine.", low=1),
-    opt("--num-gpus-per-node", "int", None, "GPUs of a node of the cluster.", **LATER),
+    opt(
+        "--num-gpus-per-node",
+        "int",
+        None,
+        "GPUs of a node of the cluster: no more are used of any, and --dry-run plans for such nodes.",
+        low=1,
+        shown="all",
+    ),
     opt("--colocate", FLAG, None, "Trainer and engines share their device slots."),
     opt("--offload", FLAG, None, "Both of the following."),
     opt(
@@ -118,7 +125,7 @@ CLUSTER = (
         shown="gloo on CPU, nccl on CUDA",
     ),
     opt("--distributed-timeout-minutes", "int", 10, "Deadline of a collective operation.", low=1),
-    opt("--train-env-vars", "json", {}, "Environment variables of the trainer ranks, as a JSON object.", **LATER),
+    opt("--train-env-vars", "json", {}, "Environment variables of the trainer ranks, as a JSON object."),
 )
 
 FAULTS = (
