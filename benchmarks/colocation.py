@@ -33,7 +33,7 @@ SAMPLE_SECONDS = 0.02
 TIMEOUT = 1800
 
 
-@dataclass
+@dataclass(eq=False)
 class Watch(threading.Thread):
     """The greatest sum of trainer and engine, among the processes that `parent` starts."""
 
@@ -84,14 +84,13 @@ def train(place: Path, name: str, options: tuple, rollouts: int) -> tuple[dict[s
         process = subprocess.Popen(
             list(map(str, command)), cwd=place, stdout=output, stderr=output, env=environment, start_new_session=True
         )
-        watch = Watch(process.pid)
-        watch.start()
         try:
+            watch = Watch(process.pid)
+            watch.start()
             code = process.wait(TIMEOUT)
-        finally:
             watch.ended.set()
+        finally:
             process.kill()
-            watch.join(10)
     if code:
         sys.exit(f"the run ended with {code}:\n{log.read_text()[-3000:]}")
     lines = (place / "outputs" / name.replace(" ", "-") / "metrics.jsonl").read_text().splitlines()

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from colloid.config import (
     algorithm,
     asynchrony,
+    cluster,
     debug,
     eval_config,
+    external,
     layout,
     megatron,
     offload,
+    profiling,
     restart,
     rewards,
     roles,
@@ -26,6 +29,7 @@ from colloid.config import (
     sft,
     sglang,
     sglang_installed,
+    sglang_parallel,
     tracking,
     trainer,
     weight_transport,
@@ -267,7 +271,10 @@ def _external_router(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *cluster.RULES,
+    *sglang_parallel.RULES,
     *asynchrony.RULES,
+    *external.RULES,
     *offload.RULES,
     *weight_transport.RULES,
     *debug.RULES,
@@ -275,6 +282,7 @@ RULES: tuple[Rule, ...] = (
     *sft.RULES,
     *eval_config.RULES,
     *tracking.RULES,
+    *profiling.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -310,13 +318,15 @@ RUN_RULES: tuple[Rule, ...] = (
     *debug.RUN_RULES,
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
+    *profiling.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

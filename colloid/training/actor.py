@@ -116,7 +116,8 @@ class Actor(PolicyRank):
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        return self._optimize(rollout_id, self._prepare(rollout_id, batch), begin)
+        with self._recording.rollout(rollout_id):
+            return self._optimize(rollout_id, self._prepared(rollout_id, batch), begin)
 
     def train_with_critic(
         self, rollout_id: int, batch: RankBatch, values: np.ndarray
@@ -130,22 +131,28 @@ class Actor(PolicyRank):
             The metrics, and float32 [R]: the returns that the critic is to learn.
         """
         begin = time.monotonic()
-        steps = self._prepare(rollout_id, batch, values)
-        returns = np.zeros_like(values)
-        # Not the steps' own micro-batches: a hook may have masked more for the policy.
-        trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
-        for each, micro_batches in zip(steps if trained else [], trained, strict=True):
-            put_rows(returns, each.returns, micro_batches)
-        if rollout_id < self.args.num_critic_only_steps:
-            return {"perf/log_probs_time": time.monotonic() - begin}, returns
-        return self._optimize(rollout_id, steps, begin), returns
+        with self._recording.rollout(rollout_id):
+            steps = self._prepared(rollout_id, batch, values)
+            returns = np.zeros_like(values)
+            # Not the steps' own micro-batches: a hook may have masked more for the policy.
+            trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
+            for each, micro_batches in zip(steps if trained else [], trained, strict=True):
+                put_rows(returns, each.returns, micro_batches)
+            if rollout_id < self.args.num_critic_only_steps:
+                return {"perf/log_probs_time": time.monotonic() - begin}, returns
+            return self._optimize(rollout_id, steps, begin), returns
+
+    def _prepared(self, rollout_id: int, batch: RankBatch, values: np.ndarray | None = None) -> list[Step]:
+        with self._recording.part("train_log_probs", rollout_id):
+            return self._prepare(rollout_id, batch, values)
 
     def _optimize(self, rollout_id: int, steps: list[Step], begin: float) -> dict[str, float]:
         """The rollout's optimizer steps, and its metrics."""
         trained = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
-        metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
+        with self._recording.part("train_actor", rollout_id):
+            metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
         self._routing = RolloutRouting(None)  # A table of experts is not kept while the next rollout is made.
         if self._reference and self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self._reference.become_policy()
@@ -189,6 +196,15 @@ class Actor(PolicyRank):
             "perf/update_weights_share": sent.share,
             "perf/generation_pause_time": sent.seconds_paused,
         }
+
+    def send_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to engines that lack them; nothing was trained since it was sent.
+
+        Raises:
+            WeightSyncError: names the engines that did not take it.
+        """
+        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        self._with_tensors(lambda tensors: self._sender.send(controls, self._weight_version, tensors))
 
     def check_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with what every engine holds. Returns their number, on rank 0.

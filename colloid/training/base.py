@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from colloid.config.profiling import profile_options
 from colloid.data.batch import RankBatch
 from colloid.hooks import bind, load_hook
 from colloid.training.megatron import checkpoint, parallel, step
@@ -21,6 +22,7 @@ from colloid.training.megatron.stateless_adam import forget_moments, with_moment
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
 from colloid.training.offload import Held, Offload
 from colloid.training.offload_store import make_store
+from colloid.training.profiling import Recording
 
 
 class TrainerRank:
@@ -33,6 +35,7 @@ class TrainerRank:
     _chunks: list[Any]
     _optimizer: Any
     _scheduler: Any
+    _role = "actor"
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         self.args = args
@@ -56,6 +59,8 @@ class TrainerRank:
         if args.custom_megatron_init_path:
             bind(load_hook(args.custom_megatron_init_path, "megatron_init"), args)()
         self._writer = CheckpointWriter()
+        self._recording = Recording(profile_options(args), self._role, rank, args.device == "cuda")
+        self._recording.start()
         self._memory = Offload(self._held, make_store(args.device, args.run_dir), torch.device(args.device))
 
     def offload(self) -> None:
@@ -69,6 +74,10 @@ class TrainerRank:
     def finish_save(self) -> None:
         """Returns when no checkpoint is being written in the background."""
         self._writer.wait()
+
+    def end_recording(self) -> None:
+        """What is recorded of memory is written."""
+        self._recording.close()
 
     def close(self) -> None:
         """Leaves the world of ranks, once a checkpoint that is being written is."""

@@ -36,6 +36,8 @@ DIRECTORY = "critic"
 class Critic(TrainerRank):
     """One rank; its verbs are called on all ranks at once. No Ray in here."""
 
+    _role = "critic"
+
     def start(self) -> int:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from.
 
@@ -85,6 +87,14 @@ class Critic(TrainerRank):
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         self.resume()
+        with self._recording.rollout(rollout_id):
+            return self._optimize(rollout_id, batch, values, returns)
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Writes this rank's part of a checkpoint into an existing directory."""
+        self._write(Path(directory), checkpoint.Trained(rollout_id, 0))
+
+    def _optimize(self, rollout_id: int, batch: RankBatch, values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
         begin = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
@@ -99,10 +109,6 @@ class Critic(TrainerRank):
         explained = means(added(totals)).get("explained_variance")
         whole = {} if explained is None else {"train/explained_variance": explained}
         return train_metrics(by_step) | whole | {"perf/critic_train_time": time.monotonic() - begin}
-
-    def save(self, directory: str, rollout_id: int) -> None:
-        """Writes this rank's part of a checkpoint into an existing directory."""
-        self._write(Path(directory), checkpoint.Trained(rollout_id, 0))
 
     def _load_weights(self, place: str) -> None:
         parameters = without_value_head(self._parameters)

@@ -65,19 +65,47 @@ DEBUG = (
     ),
     opt("--dump-details", "str", None, "Directory: save both there, as rollout_data/… and train_data/…."),
     opt("--save-rollouts", SWITCH, True, "Write the samples of rollouts and evaluations to `rollouts/*.parquet`."),
-    opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
-    opt("--memory-snapshot-num-steps", "int", None, "Steps of a memory snapshot.", low=1, **LATER),
+    opt(
+        "--use-pytorch-profiler",
+        FLAG,
+        None,
+        "Write traces of training (torch.profiler) to `profiles/` of the run, for Perfetto or chrome://tracing.",
+    ),
+    opt("--profile", FLAG, None, "Accepted beside that."),
+    opt("--profile-step-start", "int", 10, "First rollout that is profiled.", low=0),
+    opt("--profile-step-end", "int", 12, "The one after the last.", low=1),
+    opt("--profile-ranks", "int", [0], "Trainer ranks that record a profile or their memory.", nargs="+", low=0),
     opt(
         "--profile-target",
         "str",
         ["train_overall"],
-        "What is profiled.",
+        "What is profiled, a file each: all that is trained of a rollout, or of that the optimizer steps or the passes "
+        "before them.",
         nargs="+",
         choices=("train_overall", "train_actor", "train_log_probs"),
-        **LATER,
     ),
-    opt("--memory-recorder", "str", "torch", "Recorder of memory.", choices=("torch", "memray"), **LATER),
-    opt("--record-memory-history", FLAG, None, "Record allocations.", **LATER),
+    opt(
+        "--record-memory-history",
+        FLAG,
+        None,
+        "Record every allocation of trainer ranks, from before the model is built.",
+    ),
+    opt(
+        "--memory-recorder",
+        "str",
+        "torch",
+        "How: torch (CUDA's allocator) or memray (the host's memory; pip install 'colloid[memray]').",
+        choices=("torch", "memray"),
+    ),
+    opt("--memory-snapshot-dir", "str", None, "Where recordings go.", shown="memory in the run directory"),
+    opt(
+        "--memory-snapshot-num-steps",
+        "int",
+        None,
+        "Rollouts after which a recording ends.",
+        low=1,
+        shown="at the end of the run",
+    ),
 )
 
 SERVICES = (
