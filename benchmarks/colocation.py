@@ -29,6 +29,7 @@ GIB = 2**30
 WAYS = {"in turns": (), "side by side": ("--no-offload-train", "--no-offload-rollout")}
 PHASES = ("rollout", "training", "update")
 ROLES = {"trainer": "ray::TrainWorker", "engine": "colloid.engines.embedded"}
+BUCKET_BYTES = 64 << 20
 SAMPLE_SECONDS = 0.02
 TIMEOUT = 1800
 
@@ -75,7 +76,16 @@ def train(place: Path, name: str, options: tuple, rollouts: int) -> tuple[dict[s
     command = [
         *(sys.executable, ROOT / "train.py", "--hf-checkpoint", place / "model", "--prompt-data", place / "data.jsonl"),
         *("--colocate", "--device", "cpu", "--rm-type", "random", "--rollout-batch-size", 4, "--lr", 1e-5),
-        *("--n-samples-per-prompt", 2, "--rollout-max-response-len", 8, "--num-rollout", rollouts),
+        *(
+            "--update-weight-buffer-size",
+            BUCKET_BYTES,
+            "--n-samples-per-prompt",
+            2,
+            "--rollout-max-response-len",
+            8,
+            "--num-rollout",
+            rollouts,
+        ),
         *("--outputs-dir", place / "outputs", "--run-name", name.replace(" ", "-"), "--deterministic", *options),
     ]
     log = place / f"{name.replace(' ', '-')}.txt"
