@@ -116,7 +116,8 @@ def resolve_algorithm(args: Args) -> None:
     """Sets the upper clip range, the transport, and what SFT implies."""
     resolve_sft(args)
     _default(args, eps_clip_high=args.eps_clip)
-    if args.update_weight_transport == "auto":
+    args.auto_weight_transport = args.update_weight_transport == "auto"
+    if args.auto_weight_transport:
         args.update_weight_transport = "disk" if args.update_weight_mode == "delta" else "tensor"
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
-from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
+from colloid.config.placement import Place, Placement, places_of_model
+from colloid.config.served_models import DECODE, PREFILL, REGULAR, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
 from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
@@ -32,13 +33,13 @@ class Servers:
     """The fleets of a run, by the names of their models.
 
     Args:
-        make_fleet: the policy's; frozen models have a plain one of theirs.
+        placement: where the engines are to be; without it all are here, on the CPU.
     """
 
-    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
+    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
         self.policy_name = policy_model(args).name
         served = [model for model in args.sglang_models if model.num_engines]
-        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
+        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model, placement)) for model in served}
 
     @property
     def policy(self) -> Fleet:
@@ -88,26 +89,18 @@ class Servers:
             fleet.stop()
 
 
-def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
+def fleet_config(
+    args: Any, api_key: str, model: ServedModel | None = None, placement: Placement | None = None
+) -> FleetConfig:
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
-    slot = 0 if args.colocate else args.world_size
-    for other in args.sglang_models:
-        if other.name == model.name:
-            break
-        slot += other.num_gpus
-    engines: list[EngineConfig] = []
-    for group in model.groups:
-        for number in range(group.num_engines):
-            first = slot + number * group.num_gpus_per_engine
-            engines.append(
-                _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
-            )
-        slot += group.num_gpus
+    groups = [group for group in model.groups for _ in range(group.num_engines)]
+    places = places_of_model(args, placement, model.name) if placement else ((),) * len(groups)
+    engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
     return FleetConfig(tuple(engines), _router_config(args, model))
 
 
-def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
+def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, place: Place) -> EngineConfig:
     sglang = args.rollout_engine == "sglang"
     of_policy = bool(model.update_weights)
     options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
@@ -127,7 +120,8 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
         kind=args.rollout_engine,
         options=options,
         python=find_python(args) if sglang else None,
-        first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+        gpus=place[0].slots if sglang and args.device == "cuda" and place else None,
+        place=place,
         role=WorkerRole(group.worker_type, bootstrap_port),
     )
 
@@ -154,7 +148,10 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
     )
 
 
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
+def teacher_config(args: Any, api_key: str, placement: Placement | None = None) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
     options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    return replace(fleet_config(args, api_key).engines[0], model_path=args.opd_teacher_load, options=options)
+    place = placement.frozen[0] if placement else ()
+    group = ServerGroup(REGULAR, args.rollout_num_gpus_per_engine, args.rollout_num_gpus_per_engine)
+    engine = _engine_config(args, api_key, policy_model(args), group, place)
+    return replace(engine, model_path=args.opd_teacher_load, options=options)
