@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.placement import Place, Placement, places_of_model
 from colloid.config.served_models import DECODE, PREFILL, REGULAR, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
@@ -24,6 +25,7 @@ from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
 from colloid.models.hf import find_model
+from colloid.rollout.engine_pool import external_of, tolerance_of
 from colloid.rollout.model_urls import ServedUrls
 
 MakeFleet = Callable[[FleetConfig], Fleet]
@@ -38,7 +40,7 @@ class Servers:
 
     def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
         self.policy_name = policy_model(args).name
-        served = [model for model in args.sglang_models if model.num_engines]
+        served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
         self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model, placement)) for model in served}
 
     @property
@@ -97,7 +99,25 @@ def fleet_config(
     groups = [group for group in model.groups for _ in range(group.num_engines)]
     places = places_of_model(args, placement, model.name) if placement else ((),) * len(groups)
     engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
-    return FleetConfig(tuple(engines), _router_config(args, model))
+    of_policy = bool(model.update_weights)
+    return FleetConfig(
+        tuple(engines),
+        _router_config(args, model),
+        api_key=api_key,
+        log_dir=_log_dir(args, model),
+        external=external_of(args) if of_policy else None,
+        tolerance=tolerance_of(args),
+        gets_weights=of_policy and has_trainer(args),
+    )
+
+
+def _is_external(args: Any, model: ServedModel) -> bool:
+    return bool(model.update_weights) and is_external(args)
+
+
+def _log_dir(args: Any, model: ServedModel) -> Path:
+    directory = Path(args.run_dir) / "engines"
+    return directory if model.update_weights else directory / model.name
 
 
 def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, place: Place) -> EngineConfig:
@@ -111,10 +131,9 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
         options["disaggregation-mode"] = group.worker_type
     if group.worker_type == PREFILL:
         options["disaggregation-bootstrap-port"] = bootstrap_port = lasting_port(host)
-    directory = Path(args.run_dir) / "engines"
     return EngineConfig(
         model_path=_model_path(args, model),
-        log_dir=directory if of_policy else directory / model.name,
+        log_dir=_log_dir(args, model),
         api_key=api_key,
         host=host,
         kind=args.rollout_engine,
