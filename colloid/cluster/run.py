@@ -282,6 +282,10 @@ class Run:
         for read in self._processes.end(closing, deadline):
             self.options_read |= read
         ray.shutdown()
+        if self._processes.any_died:
+            from colloid.weights.tensor_transport import remove_leftovers  # imports torch
+
+            remove_leftovers()
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
         return self._processes.wait(references, what, deadline)
