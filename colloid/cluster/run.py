@@ -17,13 +17,17 @@ from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import is_joined
 from colloid.cluster.turns import MemoryTurns
 from colloid.cluster.utilization import Utilization
+from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
 from colloid.config.cluster import train_environment
 from colloid.config.eval_config import evaluates_only
+from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
+from colloid.config.sft import serves
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
+from colloid.rollout.engine_pool import external_kind
 from colloid.training.worker import CriticWorker, TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -44,12 +48,12 @@ class Run:
     def __init__(self, args: Any):
         self.args = args
         self.start_rollout_id = 0
-        self.weight_version = 0
         self.options_read: set[str] = set()
         self._rollout: Any = None
         self._workers: list[Any] = []
         self._critics: list[Any] = []
         self._engines: Any = None
+        self._weights: WeightSync | None = None
         self.memory: MemoryTurns
         """Who has the memory: trainer or engines."""
         self._saving: BackgroundCheckpoint | None = None
@@ -82,9 +86,15 @@ class Run:
         """False with `--debug-train-only`, and for SFT without evaluation: there are no engines."""
         return bool(self._engines.addresses)
 
+    @property
+    def weight_version(self) -> int:
+        """That of the engines: the number of weight updates so far, of the run that this one resumes included."""
+        return self._weights.version
+
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets with the current weights."""
-        return self._wait([self._rollout.evaluate.remote(rollout_id)], f"the evaluation before rollout {rollout_id}")[0]
+        what = f"the evaluation before rollout {rollout_id}"
+        return self._wait_idle(self._rollout.evaluate.remote(rollout_id), what)
 
     def generate(self, rollout_id: int) -> RolloutHandle:
         """Generates and grades one rollout."""
@@ -105,10 +115,11 @@ class Run:
 
     def wait_for_rollout(self, rollout_id: int, reference: Any) -> RolloutHandle:
         """A rollout that was started."""
-        return self._wait([reference], f"rollout {rollout_id}")[0]
+        return self._wait_idle(reference, f"rollout {rollout_id}")
 
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
         """Trains on a rollout; each rank receives its data-parallel part only."""
+        self._weights.is_ahead = True
         what = f"trainer ranks on rollout {rollout_id}"
         batches = [rollout.batches[data_parallel_rank(self.args, rank)] for rank in range(len(self._workers))]
         if self._critics:
@@ -178,32 +189,9 @@ class Run:
         """Sends the trainer's weights to the engines, as the next version.
 
         Raises:
-            WeightSyncError: an engine did not take them. Nothing is left held or paused; one that has missed a part
-                refuses to generate.
+            WeightSyncError: see `WeightSync.sync`.
         """
-        mode = self.args.pause_mode
-        if mode in ("abort", "drain"):
-            self._wait([self._rollout.hold_requests.remote(mode == "drain")], "running requests, before weights change")
-        references = [
-            worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
-        ]
-        try:
-            metrics = self._wait(references, f"the weight update to version {self.weight_version + 1}")[0]
-        except BaseException:
-            self._rollout.release_requests.remote(self.weight_version)
-            raise
-        self.weight_version += 1
-        self._wait([self._rollout.release_requests.remote(self.weight_version)], "requests to go on")
-        if self.args.check_weight_update_equal:
-            self.check_weights()
-        return metrics
-
-    def check_weights(self) -> None:
-        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
-        engines = self._engines.addresses, self._engines.api_key
-        references = [worker.check_weights.remote(*engines) for worker in self._workers]
-        count = self._wait(references, "the engines' weights to be compared")[0]
-        logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
+        return self._weights.sync()
 
     def utilization(self) -> dict[str, float]:
         """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
@@ -214,6 +202,8 @@ class Run:
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
+        if is_external(args) and serves(args):
+            args.rollout_engine = external_kind(args)
         slots = reserve(args, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
@@ -243,8 +233,15 @@ class Run:
         self._engines, *states = self._wait([engines, *ranks], "engines and trainer ranks to start", START_DEADLINE)
         resumed = states[0].start_rollout_id if states else 0
         self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
+        self._weights = WeightSync(
+            *(self._rollout, self._workers, self._wait),
+            api_key=self._engines.api_key,
+            pause_mode=args.pause_mode,
+            tolerates=bool(args.use_fault_tolerance),
+            checks=bool(args.check_weight_update_equal),
+            version=read_meta(resume_from)["weight_version"] if resume_from is not None else 0,
+        )
         if resume_from is not None:
-            self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
         self.utilization()  # that of the start belongs to no step
@@ -286,6 +283,12 @@ class Run:
             from colloid.weights.tensor_transport import remove_leftovers  # imports torch
 
             remove_leftovers()
+
+    def _wait_idle(self, reference: Any, what: str) -> Any:
+        """What a call to the rollout actor returns, while the trainer has nothing to do but to serve new engines."""
+        changes = self._workers and self._engines.changes
+        meanwhile = self._weights.serve_joining if changes else None
+        return self._processes.wait([reference], what, STEP_DEADLINE, meanwhile)[0]
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
         return self._processes.wait(references, what, deadline)

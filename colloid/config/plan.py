@@ -6,6 +6,7 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_size
 from colloid.config.offload import memory_line
 from colloid.config.placement import Demand, assumed_nodes, demand_of
@@ -92,6 +93,8 @@ def _engines(args: Args) -> list[str]:
     head = "  engines          "
     if not serves(args):
         return [head + ("none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)")]
+    if is_external(args):
+        return [f"{head}{args.num_engines} that run already: {' '.join(args.rollout_external_engine_addrs)}"]
     if args.sglang_config is None:
         return [head + _group(args, args.sglang_models[0].groups[0])]
     lines = [f"{head}{args.num_engines} of {len(args.sglang_models)} models ({args.sglang_config})"]

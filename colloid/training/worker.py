@@ -65,6 +65,10 @@ class TrainWorker:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)
 
+    def send_weights(self, engines: list[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to some engines, which lack them."""
+        self._actor.send_weights(engines, api_key)
+
     def check_weights(self, engines: list[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with those of every engine."""
         return self._actor.check_weights(engines, api_key)

@@ -43,7 +43,7 @@ class Manager:
 def ray():
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
+    ray.init("local", num_cpus=4, include_dashboard=False, logging_level="error", log_to_driver=False)
     yield ray
     ray.shutdown()
 

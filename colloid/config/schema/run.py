@@ -109,7 +109,13 @@ CLUSTER = (
     ),
     opt("--sglang-router-ip", "str", None, "Address of a router that runs already: the run's engines register there."),
     opt("--sglang-config", "str", None, "YAML: several models, and the groups of engines of each (docs/engines.md)."),
-    opt("--rollout-external-engine-addrs", "str", None, "Engines that run already.", nargs="+", **LATER),
+    opt(
+        "--rollout-external-engine-addrs",
+        "str",
+        None,
+        "Engines that run already: host:port of each, or @FILE with one a line, which is read again when it changes.",
+        nargs="+",
+    ),
     opt(
         "--distributed-backend",
         "str",
@@ -123,16 +129,15 @@ CLUSTER = (
 )
 
 FAULTS = (
-    opt("--use-fault-tolerance", FLAG, None, "Replace engines that fail.", **LATER),
-    opt("--rollout-health-check-interval", "float", 30.0, "Seconds between two health checks.", low=0, **LATER),
+    opt("--use-fault-tolerance", FLAG, None, "Replace engines that fail."),
+    opt("--rollout-health-check-interval", "float", 30.0, "Seconds between two health checks.", low=0),
     opt(
         "--rollout-health-check-timeout",
         "float",
         30.0,
         "Seconds until a health check must be answered.",
         low=0,
-        **LATER,
     ),
-    opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0, **LATER),
+    opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0),
     opt("--max-restarts", "int", 0, "How often a run that failed may go on from its last checkpoint.", low=0),
 )
