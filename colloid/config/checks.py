@@ -16,6 +16,7 @@ from colloid.config import (
     eval_config,
     layout,
     megatron,
+    model_names,
     offload,
     profiling,
     restart,
@@ -24,6 +25,7 @@ from colloid.config import (
     routing,
     sampling,
     served_models,
+    services,
     sft,
     sglang,
     sglang_installed,
@@ -277,6 +279,8 @@ RULES: tuple[Rule, ...] = (
     *eval_config.RULES,
     *tracking.RULES,
     *profiling.RULES,
+    *model_names.RULES,
+    *services.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -313,6 +317,7 @@ RUN_RULES: tuple[Rule, ...] = (
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
     *profiling.RUN_RULES,
+    *model_names.RUN_RULES,
 )
 
 

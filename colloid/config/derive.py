@@ -13,6 +13,7 @@ from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.layout import least_ranks
 from colloid.config.served_models import one_model
+from colloid.config.services import resolve_services
 from colloid.config.sft import resolve_sft
 from colloid.config.sglang_config import resolve_servers
 from colloid.errors import ConfigError
@@ -115,6 +116,7 @@ def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) ->
 def resolve_algorithm(args: Args) -> None:
     """Sets the upper clip range, the transport, and what SFT implies."""
     resolve_sft(args)
+    resolve_services(args)
     _default(args, eps_clip_high=args.eps_clip)
     if args.update_weight_transport == "auto":
         args.update_weight_transport = "disk" if args.update_weight_mode == "delta" else "tensor"

@@ -92,6 +92,7 @@ class EngineClient:
         progress_deadline: seconds without progress after which a request is given up.
         max_attempts: times that a request is sent.
         retry_delay: seconds before the second attempt; doubled for each later one.
+        proxy: that requests go through, http://…; None: none, whatever the environment says.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class EngineClient:
         max_attempts: int = 3,
         retry_delay: float = 0.5,
         abort_timeout: float = 30.0,
+        proxy: str | None = None,
     ):
         self.router_url = router_url.rstrip("/")
         self.engine_urls = [url.rstrip("/") for url in engine_urls]
@@ -115,6 +117,7 @@ class EngineClient:
         self._max_attempts = max_attempts
         self._retry_delay = retry_delay
         self._abort_timeout = abort_timeout
+        self._proxy = proxy
         self._session: aiohttp.ClientSession | None = None
         self._last_progress = 0.0
         self._generated_tokens: dict[str, float] = {}
@@ -324,6 +327,7 @@ class EngineClient:
                 data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
                 headers=self._headers | {"Content-Type": "application/json"} | (headers or {}),
                 timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
+                proxy=self._proxy,
             ) as answer:
                 body = await answer.read()
                 if answer.status >= 400:
