@@ -30,6 +30,8 @@ REPORT_EVERY = 60.0
 """Seconds between two log lines of a wait."""
 ASK_EVERY = 5.0
 """Seconds between two questions for a sign of life."""
+LOOK_EVERY = 1.0
+"""Seconds between two calls of what is to be done meanwhile."""
 GRACE = 3.0
 """Seconds after a failure in which the news of a death may come that explains it."""
 
@@ -72,13 +74,16 @@ class Processes:
         self._members[actor._actor_id.hex()] = Member(name, actor)
         return actor
 
-    def wait(self, references: Sequence[Any], what: str, deadline: float) -> list[Any]:
+    def wait(
+        self, references: Sequence[Any], what: str, deadline: float, meanwhile: Callable[[], None] | None = None
+    ) -> list[Any]:
         """The values of calls to the actors, in order.
 
         Args:
             references: Ray references.
             what: named in the log and in the error, e.g. "trainer ranks to start".
             deadline: seconds.
+            meanwhile: called each `LOOK_EVERY` seconds of waiting; it may wait itself.
 
         Raises:
             DeadlineExceeded: not all came in time; says whose did not.
@@ -89,7 +94,7 @@ class Processes:
         import ray
 
         references, pending = list(references), list(references)
-        start = reported = time.monotonic()
+        start = reported = looked = time.monotonic()
         while pending:
             now = time.monotonic()
             if now - start > deadline:
@@ -97,8 +102,11 @@ class Processes:
             if now - reported > REPORT_EVERY:
                 reported = now
                 self._log(f"waiting for {what}: {self._named(pending)} missing after {now - start:.0f} s")
+            if meanwhile is not None and now - looked > LOOK_EVERY:
+                meanwhile()
+                looked = time.monotonic()
             questions = self._ask(now)
-            timeout = max(0.05, min(ASK_EVERY, deadline - (now - start)))
+            timeout = max(0.05, min(ASK_EVERY if meanwhile is None else LOOK_EVERY, deadline - (now - start)))
             for reference in ray.wait([*pending, *questions], timeout=timeout)[0]:
                 try:
                     self._answered(reference)

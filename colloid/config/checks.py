@@ -12,8 +12,10 @@ from collections.abc import Callable
 from colloid.config import (
     algorithm,
     asynchrony,
+    cluster,
     debug,
     eval_config,
+    external,
     layout,
     megatron,
     model_names,
@@ -29,6 +31,7 @@ from colloid.config import (
     sft,
     sglang,
     sglang_installed,
+    sglang_parallel,
     tracking,
     trainer,
     weight_transport,
@@ -270,7 +273,10 @@ def _external_router(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *cluster.RULES,
+    *sglang_parallel.RULES,
     *asynchrony.RULES,
+    *external.RULES,
     *offload.RULES,
     *weight_transport.RULES,
     *debug.RULES,
@@ -325,7 +331,7 @@ def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
     found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
-    found += profiling.warnings(args) + restart.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

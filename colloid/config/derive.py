@@ -11,6 +11,7 @@ from typing import Any
 from colloid.config import sglang_installed
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
+from colloid.config.external import external_addresses, is_external
 from colloid.config.layout import least_ranks
 from colloid.config.served_models import one_model
 from colloid.config.services import resolve_services
@@ -35,7 +36,8 @@ def resolve_devices(args: Args) -> None:
         raise ConfigError("--device cuda: there is no CUDA device here; leave it out, or take --device cpu")
     args.device = "cuda" if gpus else "cpu"
     counts = ("actor_num_gpus_per_node", "rollout_num_gpus", "colocate")
-    if gpus and not args.given & {*counts, "actor_num_nodes"}:
+    external = is_external(args)
+    if gpus and not external and not args.given & {*counts, "actor_num_nodes"}:
         args.colocate, args.actor_num_gpus_per_node = True, gpus
     least = -(-least_ranks(args) // args.actor_num_nodes)
     _default(args, actor_num_gpus_per_node=max(least, gpus // args.actor_num_nodes) if args.colocate else least)
@@ -50,9 +52,13 @@ def resolve_devices(args: Args) -> None:
     if args.sglang_config is None:
         args.sglang_models = one_model(args)
     args.num_engines = sum(model.num_engines for model in args.sglang_models)
+    if external:
+        args.num_engines = len(external_addresses(args.rollout_external_engine_addrs))
     if args.rollout_engine == "auto":
         args.rollout_engine = "sglang" if gpus and sglang_installed.is_here(args) else "embedded"
-    if args.rollout_engine == "embedded" and args.device == "cuda":
+    if external:  # they are asked, once the run starts
+        pass
+    elif args.rollout_engine == "embedded" and args.device == "cuda":
         args.warnings.append(f"the embedded engine generates on the CPU; for SGLang, {sglang_installed.INSTALL}")
     elif args.rollout_engine == "embedded" and args.rollout_num_gpus_per_engine > 1:
         args.warnings.append("on CPU an engine is one process, whatever --rollout-num-gpus-per-engine says")
@@ -118,6 +124,8 @@ def resolve_algorithm(args: Args) -> None:
     resolve_sft(args)
     resolve_services(args)
     _default(args, eps_clip_high=args.eps_clip)
+    if args.update_weight_transport == "auto" and is_external(args) and args.update_weight_mode == "full":
+        args.update_weight_transport = "nccl" if args.device == "cuda" else "gloo"  # reaches any host
     if args.update_weight_transport == "auto":
         args.update_weight_transport = "disk" if args.update_weight_mode == "delta" else "tensor"
 

@@ -93,6 +93,7 @@ _READ_BY_PARSING = [
     "rollout_num_gpus",
     "actor_num_nodes",
     "actor_num_gpus_per_node",
+    "num_gpus_per_node",
     "use_tensorboard",
     "balance_data",
     "bf16",

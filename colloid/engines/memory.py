@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from colloid.engines.contract_memory import TAGS
@@ -31,9 +31,7 @@ class EngineMemory:
             EngineError: names the engines that did not.
         """
         wanted = {url: [tag for tag in TAGS if tag in tags and tag not in self._of(url)] for url in urls}
-        self._call("/release_memory_occupation", wanted)
-        for url, named in wanted.items():
-            self._of(url).update(named)
+        self._call("/release_memory_occupation", wanted, lambda url: self._of(url).update(wanted[url]))
 
     def resume(self, urls: Sequence[str], tags: Collection[str]) -> None:
         """Has those of the engines that released any of the tags take them again. Weights are not there by it: a
@@ -44,9 +42,7 @@ class EngineMemory:
         """
         self._released = {url: self._of(url) for url in urls}
         wanted = {url: [tag for tag in TAGS if tag in tags and tag in self._of(url)] for url in urls}
-        self._call("/resume_memory_occupation", wanted)
-        for url, named in wanted.items():
-            self._of(url).difference_update(named)
+        self._call("/resume_memory_occupation", wanted, lambda url: self._of(url).difference_update(wanted[url]))
 
     @property
     def is_released(self) -> bool:
@@ -56,15 +52,19 @@ class EngineMemory:
     def _of(self, url: str) -> set[str]:
         return self._released.setdefault(url, set())
 
-    def _call(self, path: str, wanted: dict[str, list[str]]) -> None:
+    def _call(self, path: str, wanted: dict[str, list[str]], done: Callable[[str], None]) -> None:
+        """`done` takes the address of each engine that did it."""
         calls = {url: {"tags": tags} for url, tags in wanted.items() if tags}
         if not calls:
             return
         with ThreadPoolExecutor(len(calls), thread_name_prefix="memory") as threads:
-            running = [
-                threads.submit(EngineControl(url, self._api_key, TIMEOUT).post, path, body)
+            running = {
+                url: threads.submit(EngineControl(url, self._api_key, TIMEOUT).post, path, body)
                 for url, body in calls.items()
-            ]
-        failed = [str(call.exception()) for call in running if call.exception() is not None]
+            }
+        for url, call in running.items():
+            if call.exception() is None:
+                done(url)
+        failed = [str(call.exception()) for call in running.values() if call.exception() is not None]
         if failed:
             raise EngineError(f"memory of {len(failed)} of {len(calls)} engines: {'; '.join(failed)}")

@@ -96,6 +96,14 @@ class _Workers:
                 raise EngineError(f"the router at {self.url} does not let go of engine {engine_url}")
         self._registered = [url for url in self._registered if url != engine_url]
 
+    def answers(self, timeout: float) -> bool:
+        """Whether it lives, asked directly."""
+        try:
+            EngineControl(self.url, self._api_key, timeout).get("/liveness")
+        except EngineError:
+            return False
+        return True
+
     def _workers(self) -> list[dict[str, Any]]:
         return self._control.get("/workers").get("workers", [])
 
@@ -125,6 +133,17 @@ class ExternalRouter(_Workers):
         super().__init__(url, api_key)
         self._control.get("/liveness")
 
+    def restart(self) -> None:
+        """Someone else starts it: waits until it answers, and has it forget the engines that it still has.
+
+        Raises:
+            EngineError: it does not answer within the deadline.
+        """
+        if not self._wait_for(lambda: self.answers(5.0)):
+            raise EngineError(f"the router at {self.url} does not answer for {REGISTER_DEADLINE:g} s")
+        for url in list(self._registered):
+            self.deregister(url)
+
     def stop(self) -> None:
         """Removes the run's engines. A router that is gone by now is reported only."""
         for url in list(self._registered):
@@ -150,12 +169,29 @@ class Router(_Workers):
                 "port, or leave the option out to have a free one found. A router that runs already is used with "
                 "--sglang-router-ip"
             )
+        self._config, self._log_dir = config, log_dir
         for attempt in range(1 if port else PORT_ATTEMPTS):
             chosen = port or free_port(host)
             self._process = _launch(config, chosen, api_key, log_dir)
             super().__init__(f"http://{host}:{chosen}", api_key)
             if self._wait_until_up(last=bool(port) or attempt == PORT_ATTEMPTS - 1):
                 return
+
+    def restart(self) -> None:
+        """Starts it again, without engines: at its address, or where another listens there by now, at a new one.
+
+        Raises:
+            EngineError: it does not come up.
+        """
+        self._process.stop(0.0)
+        host, port = self._config.host, int(self.url.rsplit(":", 1)[1])
+        if not is_free(host, port):
+            port = free_port(host)
+        self._process = _launch(self._config, port, self._api_key, self._log_dir)
+        self.url = f"http://{host}:{port}"
+        self._control = EngineControl(self.url, self._api_key, timeout=10.0)
+        self._registered.clear()
+        self._wait_until_up(last=True)
 
     def _wait_until_up(self, last: bool) -> bool:
         deadline = time.monotonic() + START_DEADLINE

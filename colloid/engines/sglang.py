@@ -5,22 +5,16 @@ has it; nothing here imports it.
 from __future__ import annotations
 
 import os
-import random
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colloid.engines.addresses import is_free
+from colloid.engines.addresses import lasting_port
 from colloid.engines.control import EngineControl
 from colloid.errors import EngineError
 
 MODULE = "sglang.launch_server"
 HEALTH_TIMEOUT = 5.0
-EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-LOWEST_PORT = 20000
-"""Ray's workers are below."""
-PORT_ATTEMPTS = 100
-_given: set[int] = set()
 
 ALWAYS: dict[str, Any] = {
     # An idle server without it keeps a core busy: its scheduler asks for requests in a loop.
@@ -61,7 +55,7 @@ def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | N
         first_gpu: number of the first engine's first GPU; None: the engine is on the CPU.
         index: the engine's number.
     """
-    port = server_port(host)
+    port = lasting_port(host)
     cpu = first_gpu is None
     chosen = {"model-path": model_path, "host": host, "port": port, **ALWAYS, **(ON_CPU if cpu else {}), **options}
     environment = {"HF_HUB_OFFLINE": "1"}
@@ -84,27 +78,6 @@ def cores_of_ranks(cores: list[int], num_ranks: int) -> str:
     shares = [cores[rank * count // num_ranks : (rank + 1) * count // num_ranks] for rank in range(num_ranks)]
     shares = [share or [cores[rank % count]] for rank, share in enumerate(shares)]
     return "|".join(f"{share[0]}-{share[-1]}" if len(share) > 1 else str(share[0]) for share in shares)
-
-
-def server_port(host: str) -> int:
-    """A free port for a server that binds it only once its model is loaded, minutes from now: not one of those that the
-    system gives to whoever asks for any.
-
-    Raises:
-        EngineError: there is none.
-    """
-    try:
-        first = int(EPHEMERAL_PORTS.read_text().split()[0])
-    except OSError:
-        first = 32768
-    ports = [port for port in range(LOWEST_PORT, first) if port not in _given] or list(range(first, 65536))
-    for port in random.sample(ports, min(len(ports), PORT_ATTEMPTS)):
-        if is_free(host, port):
-            _given.add(port)
-            return port
-    raise EngineError(
-        f"no free port for a server on {host}: {PORT_ATTEMPTS} between {ports[0]} and {ports[-1]} are taken"
-    )
 
 
 def write_key(path: Path, api_key: str) -> Path:

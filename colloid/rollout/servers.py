@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
+from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
 from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
-from colloid.engines.sglang import server_port
 from colloid.models.hf import find_model
+from colloid.rollout.engine_pool import external_of, tolerance_of
 from colloid.rollout.model_urls import ServedUrls
 
 MakeFleet = Callable[[FleetConfig], Fleet]
@@ -38,7 +39,7 @@ class Servers:
 
     def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
         self.policy_name = policy_model(args).name
-        served = [model for model in args.sglang_models if model.num_engines]
+        served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
         self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
 
     @property
@@ -105,7 +106,25 @@ def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> F
                 _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
             )
         slot += group.num_gpus
-    return FleetConfig(tuple(engines), _router_config(args, model))
+    of_policy = bool(model.update_weights)
+    return FleetConfig(
+        tuple(engines),
+        _router_config(args, model),
+        api_key=api_key,
+        log_dir=_log_dir(args, model),
+        external=external_of(args) if of_policy else None,
+        tolerance=tolerance_of(args),
+        gets_weights=of_policy and has_trainer(args),
+    )
+
+
+def _is_external(args: Any, model: ServedModel) -> bool:
+    return bool(model.update_weights) and is_external(args)
+
+
+def _log_dir(args: Any, model: ServedModel) -> Path:
+    directory = Path(args.run_dir) / "engines"
+    return directory if model.update_weights else directory / model.name
 
 
 def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
@@ -118,11 +137,10 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
     if group.worker_type in (PREFILL, DECODE):
         options["disaggregation-mode"] = group.worker_type
     if group.worker_type == PREFILL:
-        options["disaggregation-bootstrap-port"] = bootstrap_port = server_port(host)
-    directory = Path(args.run_dir) / "engines"
+        options["disaggregation-bootstrap-port"] = bootstrap_port = lasting_port(host)
     return EngineConfig(
         model_path=_model_path(args, model),
-        log_dir=directory if of_policy else directory / model.name,
+        log_dir=_log_dir(args, model),
         api_key=api_key,
         host=host,
         kind=args.rollout_engine,
@@ -158,4 +176,7 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
 def teacher_config(args: Any, api_key: str) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
     options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    return replace(fleet_config(args, api_key).engines[0], model_path=args.opd_teacher_load, options=options)
+    policy = policy_model(args)
+    first_slot = 0 if args.colocate else args.world_size
+    engine = _engine_config(args, api_key, policy, policy.groups[0], first_slot)
+    return replace(engine, model_path=args.opd_teacher_load, options=options)

@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-
-from colloid.errors import DeadlineExceeded, HookError
+from colloid.errors import DeadlineExceeded, EngineError, HookError
+from colloid.rollout.http import Http, RequestRefused
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,6 @@ REQUEST_TIMEOUT = 120.0
 NOTHING_NEW = 1800.0
 """Seconds without a new trajectory after which the server is given up."""
 REPORT_EVERY = 60.0
-RETRIED_STATUS = (408, 425, 429)
-"""Of those that say that the request is wrong."""
 
 
 @dataclass
@@ -64,8 +61,8 @@ class TrajectoryServer:
 
     def __init__(self, url: str, *, retries: int = -1, proxy: str | None = None, nothing_new: float = NOTHING_NEW):
         self.url = url.rstrip("/")
-        self._retries, self._proxy, self._nothing_new = retries, proxy, nothing_new
-        self._session: aiohttp.ClientSession | None = None
+        self._retries, self._nothing_new = retries, nothing_new
+        self._http = Http(proxy=proxy)
         self._started = False
         self._waiting: list[list[Trajectory]] = []
 
@@ -116,8 +113,7 @@ class TrajectoryServer:
 
     async def close(self) -> None:
         """Ends the connection."""
-        if self._session is not None:
-            await self._session.close()
+        await self._http.close()
 
     def _give_up_at(self) -> float:
         return time.monotonic() + self._nothing_new
@@ -132,26 +128,17 @@ class TrajectoryServer:
         where = f"POST {self.url}/{endpoint}"
         while time.monotonic() < give_up:
             try:
-                return await self._once(f"{self.url}/{endpoint}", payload)
-            except (aiohttp.ClientError, OSError, asyncio.TimeoutError, ValueError) as error:
+                return await self._http.request("POST", f"{self.url}/{endpoint}", payload, timeout=REQUEST_TIMEOUT)
+            except RequestRefused as error:
+                raise HookError(f"--rollout-buffer-url {self.url} is no rollout buffer: {error}") from error
+            except EngineError as error:
                 failures += 1
-                reason = str(error) or type(error).__name__
                 if failures > self._retries >= 0:
-                    raise DeadlineExceeded(f"{where} failed {failures} times: {reason}") from error
-                logger.warning("%s failed, and is tried again: %s", where, reason)
+                    raise DeadlineExceeded(f"{where} failed {failures} times: {error}") from error
+                logger.warning("%s failed, and is tried again: %s", where, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
         raise DeadlineExceeded(f"{where}: no new trajectory in {self._nothing_new:.0f} s")
-
-    async def _once(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=False)
-        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT)
-        async with self._session.post(url, json=payload, timeout=timeout, proxy=self._proxy) as answer:
-            if 400 <= answer.status < 500 and answer.status not in RETRIED_STATUS:
-                raise HookError(f"POST {url}: status {answer.status}: {(await answer.text())[:200]}")
-            answer.raise_for_status()
-            return await answer.json(content_type=None)
 
 
 class _Told:

@@ -197,6 +197,15 @@ class Actor(PolicyRank):
             "perf/generation_pause_time": sent.seconds_paused,
         }
 
+    def send_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to engines that lack them; nothing was trained since it was sent.
+
+        Raises:
+            WeightSyncError: names the engines that did not take it.
+        """
+        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        self._with_tensors(lambda tensors: self._sender.send(controls, self._weight_version, tensors))
+
     def check_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with what every engine holds. Returns their number, on rank 0.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ class TrainWorker:
     """One rank. Each method is called on all ranks at once, and returns when this rank is through.
 
     Args:
-        init_method: rendezvous of the ranks, a `file://` URL on one host.
+        init_method: rendezvous of the ranks, a `file://` URL on one host, else `tcp://`.
+        gpu: number of this rank's GPU on its node; None: the CPU.
     """
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"trainer.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -62,6 +65,10 @@ class TrainWorker:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)
 
+    def send_weights(self, engines: list[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to some engines, which lack them."""
+        self._actor.send_weights(engines, api_key)
+
     def check_weights(self, engines: list[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with those of every engine."""
         return self._actor.check_weights(engines, api_key)
@@ -88,7 +95,8 @@ class TrainWorker:
 class CriticWorker:
     """One rank of the critic, with the options of its role. Arguments and methods as of `TrainWorker`."""
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"critic.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -133,3 +141,9 @@ class CriticWorker:
         """The run ends. Returns the options that this process has read."""
         self._critic.end_recording()
         return self._args.options_read()
+
+
+def _use_gpu(gpu: int | None) -> None:
+    """This process sees that GPU alone. CUDA reads it at its first call, which comes later."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)

@@ -15,6 +15,7 @@ import torch
 from colloid.config import sglang_installed
 from colloid.config.sglang import sglang_options
 from colloid.engines import sglang
+from colloid.engines.addresses import LOWEST_PORT, lasting_port
 from colloid.engines.launch import command_line
 from colloid.weights.buckets import make_buckets
 from colloid.weights.check import possible_names
@@ -60,8 +61,10 @@ def test_the_cores_of_a_cpu_are_shared_among_ranks():
 
 def test_ports_are_not_those_that_the_system_gives_away():
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = [sglang.server_port("127.0.0.1") for _ in range(20)]
-    assert len(set(ports)) == 20 and all(sglang.LOWEST_PORT <= port < first for port in ports)
+    ports = [lasting_port("127.0.0.1") for _ in range(20)]
+    assert len(set(ports)) == 20 and all(LOWEST_PORT <= port < first for port in ports)
+    rows = [port + step for port in (lasting_port("127.0.0.1", 8) for _ in range(5)) for step in range(8)]
+    assert len({*rows, *ports}) == 60 and max(rows) < first
 
 
 def test_the_key_is_in_a_file_of_the_user_alone_and_not_on_the_command_line(tmp_path):

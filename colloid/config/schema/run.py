@@ -52,7 +52,14 @@ CLUSTER = (
         shown="1 on CPU; with --colocate the trainer's",
     ),
     opt("--rollout-num-gpus-per-engine", "int", 1, "Device slots of one engine.", low=1),
-    opt("--num-gpus-per-node", "int", None, "GPUs of a node of the cluster.", **LATER),
+    opt(
+        "--num-gpus-per-node",
+        "int",
+        None,
+        "GPUs of a node of the cluster: no more are used of any, and --dry-run plans for such nodes.",
+        low=1,
+        shown="all",
+    ),
     opt("--colocate", FLAG, None, "Trainer and engines share their device slots."),
     opt("--offload", FLAG, None, "Both of the following."),
     opt(
@@ -102,7 +109,13 @@ CLUSTER = (
     ),
     opt("--sglang-router-ip", "str", None, "Address of a router that runs already: the run's engines register there."),
     opt("--sglang-config", "str", None, "YAML: several models, and the groups of engines of each (docs/engines.md)."),
-    opt("--rollout-external-engine-addrs", "str", None, "Engines that run already.", nargs="+", **LATER),
+    opt(
+        "--rollout-external-engine-addrs",
+        "str",
+        None,
+        "Engines that run already: host:port of each, or @FILE with one a line, which is read again when it changes.",
+        nargs="+",
+    ),
     opt(
         "--distributed-backend",
         "str",
@@ -112,20 +125,19 @@ CLUSTER = (
         shown="gloo on CPU, nccl on CUDA",
     ),
     opt("--distributed-timeout-minutes", "int", 10, "Deadline of a collective operation.", low=1),
-    opt("--train-env-vars", "json", {}, "Environment variables of the trainer ranks, as a JSON object.", **LATER),
+    opt("--train-env-vars", "json", {}, "Environment variables of the trainer ranks, as a JSON object."),
 )
 
 FAULTS = (
-    opt("--use-fault-tolerance", FLAG, None, "Replace engines that fail.", **LATER),
-    opt("--rollout-health-check-interval", "float", 30.0, "Seconds between two health checks.", low=0, **LATER),
+    opt("--use-fault-tolerance", FLAG, None, "Replace engines that fail."),
+    opt("--rollout-health-check-interval", "float", 30.0, "Seconds between two health checks.", low=0),
     opt(
         "--rollout-health-check-timeout",
         "float",
         30.0,
         "Seconds until a health check must be answered.",
         low=0,
-        **LATER,
     ),
-    opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0, **LATER),
+    opt("--rollout-health-check-first-wait", "float", 0.0, "Seconds before the first health check.", low=0),
     opt("--max-restarts", "int", 0, "How often a run that failed may go on from its last checkpoint.", low=0),
 )
