@@ -280,6 +280,10 @@ class Run:
         for read in self._processes.end(closing, deadline):
             self.options_read |= read
         ray.shutdown()
+        if self._processes.any_died:
+            from colloid.weights.tensor_transport import remove_leftovers  # imports torch
+
+            remove_leftovers()
 
     def _wait_idle(self, reference: Any, what: str) -> Any:
         """What a call to the rollout actor returns, while the trainer has nothing to do but to serve new engines."""

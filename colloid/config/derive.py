@@ -15,6 +15,7 @@ from colloid.config.devices import num_cuda_devices
 from colloid.config.external import external_addresses, is_external
 from colloid.config.layout import least_ranks
 from colloid.config.served_models import one_model
+from colloid.config.services import resolve_services
 from colloid.config.sft import resolve_sft
 from colloid.config.sglang_config import resolve_servers
 from colloid.errors import ConfigError
@@ -123,6 +124,7 @@ def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) ->
 def resolve_algorithm(args: Args) -> None:
     """Sets the upper clip range, the transport, and what SFT implies."""
     resolve_sft(args)
+    resolve_services(args)
     _default(args, eps_clip_high=args.eps_clip)
     args.auto_weight_transport = args.update_weight_transport == "auto"
     if args.update_weight_transport == "auto" and is_external(args) and args.update_weight_mode == "full":
