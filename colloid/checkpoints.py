@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from colloid.errors import CheckpointError, ConfigError, written_for_user
+from colloid.errors import CheckpointError, ConfigError, DeadlineExceeded, ProcessDied, written_for_user
 
 MARKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -171,9 +171,15 @@ def _writing(root: Path, rollout_id: int) -> Path:
 
 @contextmanager
 def _named_errors(root: Path, rollout_id: int) -> Iterator[None]:
-    """Whatever goes wrong inside becomes a `CheckpointError`, and what was half written is removed."""
+    """Whatever goes wrong inside becomes a `CheckpointError`, and what was half written is removed.
+
+    But that a process has died, or does not answer, has nothing to do with the place: that error stays what it is.
+    """
     try:
         yield
+    except (ProcessDied, DeadlineExceeded):
+        shutil.rmtree(_writing(root, rollout_id), ignore_errors=True)
+        raise
     except Exception as error:  # Megatron and torch raise whatever they like where a disk is full.
         free = _free_space(root)
         shutil.rmtree(_writing(root, rollout_id), ignore_errors=True)

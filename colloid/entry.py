@@ -34,7 +34,7 @@ def run_entry(entry: str) -> None:
 
     With `--max-restarts` a run that fails otherwise begins again.
     """
-    beginning, restart = Beginning.now(), taken_over()
+    restart, beginning = taken_over(), Beginning.now()
     args, given = parse_program(None, entry, restart)
     from colloid import loop  # after the options: --help and mistakes in them must not wait for Ray
 

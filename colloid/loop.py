@@ -35,7 +35,7 @@ def train(args: Any) -> None:
         return evaluate(args)
     with started(args) as (run, writer, progress):
         if run.trains and run.serves:
-            run.sync_weights()
+            first_sync(run)
 
         for rollout_id in range(run.start_rollout_id, args.num_rollout):
             if evaluation_due(args, rollout_id):
@@ -45,16 +45,24 @@ def train(args: Any) -> None:
                 rollout = run.generate(rollout_id)
             metrics = {}
             if run.trains:
+                with clock("offload_time"):
+                    run.memory.to_training(update_follows=update_is_next(args, rollout_id))
                 with clock("train_time"):
                     metrics = run.train(rollout_id, rollout)
             if save_due(args, rollout_id):
                 with clock("save_time"):
                     run.save(rollout_id)
             if run.trains and run.serves and sync_due(args, rollout_id):
+                with clock("offload_time"):
+                    run.memory.to_update()
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
+            if run.trains and run.serves and engines_are_next(args, rollout_id):
+                with clock("offload_time"):
+                    run.memory.to_rollout()
 
-            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens) | run.utilization()
+            metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
+            metrics |= run.memory.metrics() | run.utilization()
             writer.log(rollout_id, metrics)
             progress.update(metrics)
 
@@ -98,6 +106,14 @@ def train_async(args: Any) -> None:
             progress.update(metrics)
 
 
+def first_sync(run: Run) -> None:
+    """The engines get the weights that the run starts with, once the trainer's ranks hold them."""
+    run.memory.to_update()
+    run.sync_weights()
+    run.memory.to_rollout()
+    run.memory.metrics()  # of no step
+
+
 @contextmanager
 def started(args: Any) -> Iterator[tuple[Run, MetricsWriter, Progress]]:
     """A run with what it writes; after its rollouts come the last evaluation, and what a person wants to know."""
@@ -129,7 +145,7 @@ def evaluate(args: Any) -> None:
     with Run(args) as run, MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
         note_restart(args, step, writer)
         if run.trains:
-            run.sync_weights()
+            first_sync(run)
         writer.log(step, run.evaluate(step))
     print(summary(args.run_dir))
 
@@ -237,6 +253,16 @@ def sync_due(args: Any, rollout_id: int) -> bool:
     if takes_conversations(args):
         return evaluation_due(args, done)
     return done % args.update_weights_interval == 0
+
+
+def engines_are_next(args: Any, rollout_id: int) -> bool:
+    """Whether the engines do something before the trainer trains again. In SFT only after an update do they."""
+    return sync_due(args, rollout_id) or not takes_conversations(args)
+
+
+def update_is_next(args: Any, rollout_id: int) -> bool:
+    """Whether what the engines do next, after this rollout is trained, is to take new weights."""
+    return sync_due(args, rollout_id) or takes_conversations(args)
 
 
 def save_due(args: Any, rollout_id: int) -> bool:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from colloid.checkpoints import MARKER
+from colloid.checkpoints import MARKER, checkpoint_name
 from colloid.config import Args
 from colloid.config.restart import Restart, options_to_go_on
 from colloid.errors import ConfigError, DataError, HookError, written_for_user
@@ -46,7 +46,7 @@ def taken_over() -> Restart | None:
 
 @dataclass(frozen=True)
 class Beginning:
-    """What this process began with, and its successor is to begin with."""
+    """What this process began with, and its successor is to begin with. To be noted after `taken_over`."""
 
     environment: dict[str, str]
     descriptors: frozenset[int]
@@ -61,7 +61,7 @@ class Beginning:
             pickle.dump(restart, file)
             file.seek(0)
             for descriptor in _descriptors() - self.descriptors - {0, 1, 2}:
-                _not_inherited(descriptor)  # libraries open some that an exec would leave open
+                os.set_inheritable(descriptor, False)  # libraries open some that an exec would leave open
             os.set_inheritable(file.fileno(), True)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -90,10 +90,10 @@ class Restarts:
         written = written_for_user(error)
         if number > self._allowed or isinstance(written, ConfigError | DataError | HookError):
             return None
-        options, place = self._given, "where it started"
+        options, place = self._given, args.resume_from or "the start"
         if _marker_time(args.save) != self._marker_before:  # else a checkpoint there is not of this run
             options = options_to_go_on(self._given, args.save)
-            place = f"checkpoint {Path(args.save, MARKER).read_text().strip()}"
+            place = os.path.join(args.save, checkpoint_name(int(Path(args.save, MARKER).read_text())))
         failed_at, reason = time.time(), str(written or f"{type(error).__name__}: {error}")
         line = {"restart": number, "time": failed_at, "from": place, "reason": reason}
         with open(Path(args.run_dir) / RESTARTS_FILE, "a", encoding="utf-8") as file:
@@ -109,11 +109,13 @@ def _marker_time(save: str | None) -> int | None:
 
 
 def _descriptors() -> set[int]:
-    return {int(name) for name in os.listdir("/dev/fd")}
+    """The open files of this process."""
+    return {number for number in map(int, os.listdir("/dev/fd")) if _is_open(number)}
 
 
-def _not_inherited(descriptor: int) -> None:
+def _is_open(descriptor: int) -> bool:
     try:
-        os.set_inheritable(descriptor, False)
-    except OSError:  # that of the listing itself is closed by now
-        return
+        os.fstat(descriptor)
+    except OSError:  # that of the listing itself
+        return False
+    return True

@@ -2,6 +2,7 @@
 # `options`, `make_task`, `train`, `report`. It may define its own
 #   files     sets FILES, what train.py is given of the data in $data
 #   ENTRY     train_async.py in the place of train.py
+#   LAUNCH    the words of a command that runs it
 #   report    shows what the run in $1 came to
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -52,7 +53,7 @@ train() {
     local name=$1
     shift
     files
-    local command=("$PYTHON" "${ENTRY:-train.py}" --config "examples/$NAME/config.yaml" --hf-checkpoint "${checkpoint:-$data/tiny}"
+    local command=(${LAUNCH[@]+"${LAUNCH[@]}"} "$PYTHON" "${ENTRY:-train.py}" --config "examples/$NAME/config.yaml" --hf-checkpoint "${checkpoint:-$data/tiny}"
         "${FILES[@]}" --outputs-dir "$outputs" --run-name "$name" "$@" ${passed[@]+"${passed[@]}"})
     echo "running: ${command[*]}"
     "${command[@]}" || fail "${ENTRY:-train.py} ended with the status $?: the reason is above, all logs are in $outputs/$name"

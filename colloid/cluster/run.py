@@ -1,29 +1,34 @@
 """A run's processes, and the five verbs of the loop over them: evaluate, generate, train, save, sync weights.
 
-Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side. Every
-wait has a deadline and says what it waits for. End: everything that was started is stopped, whatever happened.
+Start: Ray -> the rollout actor reads the data -> (engines and router) and (trainer ranks) start side by side, or, where
+they have the memory in turns, one after the other. Every wait has a deadline and says what it waits for. End:
+everything that was started is stopped, whatever happened.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
-from colloid.cluster.placement import SlotPlan, reserve
+from colloid.cluster.engine_hosts import launch_on
+from colloid.cluster.placement import Reservation, beside_driver, reserve
 from colloid.cluster.processes import Processes
-from colloid.cluster.ray_runtime import start_ray
+from colloid.cluster.ray_runtime import is_joined
+from colloid.cluster.turns import MemoryTurns
 from colloid.cluster.utilization import Utilization
+from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
-from colloid.config.eval_config import evaluates_only, has_trainer
+from colloid.config.cluster import train_environment
+from colloid.config.eval_config import evaluates_only
+from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
 from colloid.config.sft import serves
 from colloid.errors import ConfigError
 from colloid.rollout.actor import RolloutActor, RolloutHandle
+from colloid.rollout.engine_pool import external_kind
 from colloid.training.worker import CriticWorker, TrainWorker
 
 logger = logging.getLogger(__name__)
@@ -44,12 +49,14 @@ class Run:
     def __init__(self, args: Any):
         self.args = args
         self.start_rollout_id = 0
-        self.weight_version = 0
         self.options_read: set[str] = set()
         self._rollout: Any = None
         self._workers: list[Any] = []
         self._critics: list[Any] = []
         self._engines: Any = None
+        self._weights: WeightSync | None = None
+        self.memory: MemoryTurns
+        """Who has the memory: trainer or engines."""
         self._saving: BackgroundCheckpoint | None = None
         self._utilization: Utilization | None = None
         self._last_started: int | None = None
@@ -80,9 +87,15 @@ class Run:
         """False with `--debug-train-only`, and for SFT without evaluation: there are no engines."""
         return bool(self._engines.addresses)
 
+    @property
+    def weight_version(self) -> int:
+        """That of the engines: the number of weight updates so far, of the run that this one resumes included."""
+        return self._weights.version
+
     def evaluate(self, rollout_id: int) -> dict[str, float]:
         """Metrics of all evaluation sets with the current weights."""
-        return self._wait([self._rollout.evaluate.remote(rollout_id)], f"the evaluation before rollout {rollout_id}")[0]
+        what = f"the evaluation before rollout {rollout_id}"
+        return self._wait_idle(self._rollout.evaluate.remote(rollout_id), what)
 
     def generate(self, rollout_id: int) -> RolloutHandle:
         """Generates and grades one rollout."""
@@ -103,10 +116,11 @@ class Run:
 
     def wait_for_rollout(self, rollout_id: int, reference: Any) -> RolloutHandle:
         """A rollout that was started."""
-        return self._wait([reference], f"rollout {rollout_id}")[0]
+        return self._wait_idle(reference, f"rollout {rollout_id}")
 
     def train(self, rollout_id: int, rollout: RolloutHandle) -> dict[str, float]:
         """Trains on a rollout; each rank receives its data-parallel part only."""
+        self._weights.is_ahead = True
         what = f"trainer ranks on rollout {rollout_id}"
         batches = [rollout.batches[data_parallel_rank(self.args, rank)] for rank in range(len(self._workers))]
         if self._critics:
@@ -176,32 +190,9 @@ class Run:
         """Sends the trainer's weights to the engines, as the next version.
 
         Raises:
-            WeightSyncError: an engine did not take them. Nothing is left held or paused; one that has missed a part
-                refuses to generate.
+            WeightSyncError: see `WeightSync.sync`.
         """
-        mode = self.args.pause_mode
-        if mode in ("abort", "drain"):
-            self._wait([self._rollout.hold_requests.remote(mode == "drain")], "running requests, before weights change")
-        references = [
-            worker.update_weights.remote(self._engines.addresses, self._engines.api_key) for worker in self._workers
-        ]
-        try:
-            metrics = self._wait(references, f"the weight update to version {self.weight_version + 1}")[0]
-        except BaseException:
-            self._rollout.release_requests.remote(self.weight_version)
-            raise
-        self.weight_version += 1
-        self._wait([self._rollout.release_requests.remote(self.weight_version)], "requests to go on")
-        if self.args.check_weight_update_equal:
-            self.check_weights()
-        return metrics
-
-    def check_weights(self) -> None:
-        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
-        engines = self._engines.addresses, self._engines.api_key
-        references = [worker.check_weights.remote(*engines) for worker in self._workers]
-        count = self._wait(references, "the engines' weights to be compared")[0]
-        logger.info("weight version %d: %d tensors equal on all engines", self.weight_version, count)
+        return self._weights.sync()
 
     def utilization(self) -> dict[str, float]:
         """`perf/host/…`, `perf/device/…` and `perf/process/…` since the last call (`--utilization-interval`)."""
@@ -212,60 +203,69 @@ class Run:
         resume_from = Path(args.resume_from) if args.resume_from else None
         if args.save:
             check_save_directory(Path(args.save), resume_from)
-        plan = SlotPlan(
-            args.world_size if has_trainer(args) else 0,
-            args.num_engines if serves(args) else 0,
-            args.rollout_num_gpus if serves(args) else 0,
-            bool(args.colocate),
-        )
-        start_ray(plan.num_slots, str(Path(__file__).parents[2]))
+        if is_external(args) and serves(args):
+            args.rollout_engine = external_kind(args)
+        slots = reserve(args, str(Path(__file__).parents[2]))
         import ray  # not before: it reads its environment when it is imported
 
         if args.utilization_interval:
-            joined = bool(os.environ.get("RAY_ADDRESS"))
-            self._utilization = Utilization(args.utilization_interval, args.device == "cuda", args.run_dir, joined)
+            gpus = args.device == "cuda"
+            self._utilization = Utilization(args.utilization_interval, gpus, args.run_dir, is_joined())
         self._rollout = self._processes.add(
-            "the rollout actor", ray.remote(RolloutActor).options(num_cpus=0).remote(args)
+            "the rollout actor", ray.remote(RolloutActor).options(**beside_driver()).remote(args)
+        )
+        self.memory = MemoryTurns(
+            self._wait,
+            self._rollout,
+            (("trainer", self._workers), ("critic", self._critics)),
+            offload_train=bool(args.offload_train),
+            offload_rollout=bool(args.offload_rollout),
         )
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
-        started = [self._rollout.start.remote(args.num_rollout), *self._start_workers(plan)]
-        self._engines, *states = self._wait(started, "engines and trainer ranks to start", START_DEADLINE)
+        engines = self._rollout.start.remote(args.num_rollout, slots.placement, launch_on(slots, args.device))
+        self._make_workers(slots)
+        if args.offload_rollout:
+            self._wait([engines], "engines to start", START_DEADLINE)
+            self.memory.begin()
+        ranks = [worker.start.remote() for worker in [*self._workers, *self._critics]]
+        self._engines, *states = self._wait([engines, *ranks], "engines and trainer ranks to start", START_DEADLINE)
         resumed = states[0].start_rollout_id if states else 0
         self.start_rollout_id = resumed if args.start_rollout_id is None else args.start_rollout_id
+        self._weights = WeightSync(
+            *(self._rollout, self._workers, self._wait),
+            api_key=self._engines.api_key,
+            pause_mode=args.pause_mode,
+            tolerates=bool(args.use_fault_tolerance),
+            checks=bool(args.check_weight_update_equal),
+            version=read_meta(resume_from)["weight_version"] if resume_from is not None else 0,
+        )
         if resume_from is not None:
-            self.weight_version = read_meta(resume_from)["weight_version"]
             reference = self._rollout.load.remote(str(resume_from / "rollout"), resumed - 1)
             self._wait([reference], "the data source of the checkpoint", DATA_DEADLINE)
         self.utilization()  # that of the start belongs to no step
 
-    def _start_workers(self, plan: SlotPlan) -> list[Any]:
+    def _make_workers(self, slots: Reservation) -> None:
+        """The processes of the trainer's ranks, which meet; their models are built when they start."""
         import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
         args = self.args
-        if not plan.num_trainer_ranks:
-            return []
-        group = reserve(plan, args.device)
-        rendezvous = f"file://{Path(args.run_dir).resolve()}/.rendezvous_{time.time_ns()}"
+        if not slots.placement.ranks:
+            return
         names = {"actor": "trainer rank", "critic": "critic rank"}
-        roles = [("actor", TrainWorker, self._workers, 1)]
+        roles = [("actor", TrainWorker, self._workers)]
         if has_critic(args) and not evaluates_only(args):
-            roles.append(("critic", CriticWorker, self._critics, 0))  # on the policy's slots
-        for role, kind, workers, num_cpus in roles:
-            of_role = role_args(args, role)
-            for rank in range(plan.num_trainer_ranks):
-                options = {
-                    "num_cpus": num_cpus,
-                    "num_gpus": 1 / len(roles) if args.device == "cuda" else 0,
-                    "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-                }
-                worker = ray.remote(kind).options(**options)
-                worker = worker.remote(of_role, rank, args.world_size, f"{rendezvous}_{role}")
-                workers.append(self._processes.add(f"{names[role]} {rank}", worker))
-        return [worker.start.remote() for worker in [*self._workers, *self._critics]]
+            roles.append(("critic", CriticWorker, self._critics))  # on the policy's slots
+        environment = {"runtime_env": {"env_vars": train_environment(args)}} if args.train_env_vars else {}
+        for number, (role, kind, workers) in enumerate(roles):
+            of_role, rendezvous = role_args(args, role), slots.rendezvous(Path(args.run_dir), number)
+            for rank, share in enumerate(slots.placement.ranks):
+                worker = ray.remote(kind).options(**slots.on_node(share.node), **environment)
+                gpu = share.slots[0] if args.device == "cuda" else None
+                worker = worker.remote(of_role, rank, args.world_size, rendezvous, gpu)
+                workers.append(self._processes.add(f"{names[role]} {rank}{slots.where(share)}", worker))
 
     def _stop(self, deadline: float) -> None:
         import ray
@@ -280,6 +280,16 @@ class Run:
         for read in self._processes.end(closing, deadline):
             self.options_read |= read
         ray.shutdown()
+        if self._processes.any_died:
+            from colloid.weights.tensor_transport import remove_leftovers  # imports torch
+
+            remove_leftovers()
+
+    def _wait_idle(self, reference: Any, what: str) -> Any:
+        """What a call to the rollout actor returns, while the trainer has nothing to do but to serve new engines."""
+        changes = self._workers and self._engines.changes
+        meanwhile = self._weights.serve_joining if changes else None
+        return self._processes.wait([reference], what, STEP_DEADLINE, meanwhile)[0]
 
     def _wait(self, references: list[Any], what: str, deadline: float = STEP_DEADLINE) -> list[Any]:
         return self._processes.wait(references, what, deadline)

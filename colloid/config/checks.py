@@ -12,19 +12,26 @@ from collections.abc import Callable
 from colloid.config import (
     algorithm,
     asynchrony,
+    cluster,
     debug,
     eval_config,
+    external,
     layout,
     megatron,
+    model_names,
+    offload,
+    profiling,
     restart,
     rewards,
     roles,
     routing,
     sampling,
     served_models,
+    services,
     sft,
     sglang,
     sglang_installed,
+    sglang_parallel,
     tracking,
     trainer,
     weight_transport,
@@ -266,13 +273,20 @@ def _external_router(args: Args) -> str | None:
 
 RULES: tuple[Rule, ...] = (
     *layout.RULES,
+    *cluster.RULES,
+    *sglang_parallel.RULES,
     *asynchrony.RULES,
+    *external.RULES,
+    *offload.RULES,
     *weight_transport.RULES,
     *debug.RULES,
     *algorithm.RULES,
     *sft.RULES,
     *eval_config.RULES,
     *tracking.RULES,
+    *profiling.RULES,
+    *model_names.RULES,
+    *services.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -308,13 +322,16 @@ RUN_RULES: tuple[Rule, ...] = (
     *debug.RUN_RULES,
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
+    *profiling.RUN_RULES,
+    *model_names.RUN_RULES,
 )
 
 
 def warnings(args: Args) -> list[str]:
     """What is allowed, but probably not meant."""
     found = debug.warnings(args) + algorithm.warnings(args) + roles.warnings(args) + sampling.warnings(args)
-    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args) + restart.warnings(args)
+    found += trainer.warnings(args) + routing.warnings(args) + tracking.warnings(args)
+    found += cluster.warnings(args) + profiling.warnings(args) + restart.warnings(args)
     unused = sglang.unused_by_embedded(args.given)
     if args.rollout_engine == "embedded" and unused:
         names = ", ".join(tables().by_dest[dest][0].flag for dest in unused)

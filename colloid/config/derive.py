@@ -6,13 +6,16 @@ Each function sets attributes that were left open, and nothing that the user gav
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from colloid.config import sglang_installed
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
+from colloid.config.external import external_addresses, is_external
 from colloid.config.layout import least_ranks
 from colloid.config.served_models import one_model
+from colloid.config.services import resolve_services
 from colloid.config.sft import resolve_sft
 from colloid.config.sglang_config import resolve_servers
 from colloid.errors import ConfigError
@@ -34,7 +37,8 @@ def resolve_devices(args: Args) -> None:
         raise ConfigError("--device cuda: there is no CUDA device here; leave it out, or take --device cpu")
     args.device = "cuda" if gpus else "cpu"
     counts = ("actor_num_gpus_per_node", "rollout_num_gpus", "colocate")
-    if gpus and not args.given & {*counts, "actor_num_nodes"}:
+    external = is_external(args)
+    if gpus and not external and not args.given & {*counts, "actor_num_nodes"}:
         args.colocate, args.actor_num_gpus_per_node = True, gpus
     least = -(-least_ranks(args) // args.actor_num_nodes)
     _default(args, actor_num_gpus_per_node=max(least, gpus // args.actor_num_nodes) if args.colocate else least)
@@ -49,9 +53,14 @@ def resolve_devices(args: Args) -> None:
     if args.sglang_config is None:
         args.sglang_models = one_model(args)
     args.num_engines = sum(model.num_engines for model in args.sglang_models)
+    if external:  # none is started
+        args.sglang_models = tuple(replace(model, groups=()) for model in args.sglang_models)
+        args.num_engines = len(external_addresses(args.rollout_external_engine_addrs))
     if args.rollout_engine == "auto":
         args.rollout_engine = "sglang" if gpus and sglang_installed.is_here(args) else "embedded"
-    if args.rollout_engine == "embedded" and args.device == "cuda":
+    if external:  # they are asked, once the run starts
+        pass
+    elif args.rollout_engine == "embedded" and args.device == "cuda":
         args.warnings.append(f"the embedded engine generates on the CPU; for SGLang, {sglang_installed.INSTALL}")
     elif args.rollout_engine == "embedded" and args.rollout_num_gpus_per_engine > 1:
         args.warnings.append("on CPU an engine is one process, whatever --rollout-num-gpus-per-engine says")
@@ -115,7 +124,11 @@ def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) ->
 def resolve_algorithm(args: Args) -> None:
     """Sets the upper clip range, the transport, and what SFT implies."""
     resolve_sft(args)
+    resolve_services(args)
     _default(args, eps_clip_high=args.eps_clip)
+    args.auto_weight_transport = args.update_weight_transport == "auto"
+    if args.update_weight_transport == "auto" and is_external(args) and args.update_weight_mode == "full":
+        args.update_weight_transport = "nccl" if args.device == "cuda" else "gloo"  # reaches any host
     if args.update_weight_transport == "auto":
         args.update_weight_transport = "disk" if args.update_weight_mode == "delta" else "tensor"
 

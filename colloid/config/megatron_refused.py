@@ -129,6 +129,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (r"^model_parallel_size$", "that is --tensor-model-parallel-size"),
     (r"^decoder_num_layers$", "that is --num-layers"),
     (r"^use_legacy_models$", "the models are Megatron-Core's (--use-mcore-models)"),
+    (r"^memory_snapshot_path$", "a file has the name of its rank; --memory-snapshot-dir is where"),
     (r"manual_gc|train_sync", "Python's garbage collector is left as it is; a step's time is in perf/"),
     (r".", _LEGACY),
 )

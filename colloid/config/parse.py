@@ -13,6 +13,7 @@ from colloid.config import (
     eval_config,
     layout,
     model,
+    offload,
     rewards,
     roles,
     rundir,
@@ -92,6 +93,7 @@ _READ_BY_PARSING = [
     "rollout_num_gpus",
     "actor_num_nodes",
     "actor_num_gpus_per_node",
+    "num_gpus_per_node",
     "use_tensorboard",
     "balance_data",
     "bf16",
@@ -158,6 +160,7 @@ def resolve(args: Args, restart: Restart | None = None) -> None:
     model.switch_off_on_cpu(args)
     sglang_config.choose_policy(args)
     layout.resolve_layout(args)
+    offload.resolve_offload(args)
     rundir.resolve_run_directory(args, restart)
     if args.deterministic:
         args.sglang_enable_deterministic_inference = True

@@ -6,11 +6,17 @@ from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_size
+from colloid.config.offload import memory_line
+from colloid.config.placement import Demand, assumed_nodes, demand_of
+from colloid.config.placement_text import describe_placement
+from colloid.config.planner import place
 from colloid.config.roles import has_critic
 from colloid.config.served_models import PLACEHOLDER, REGULAR, ServerGroup, policy_model
 from colloid.config.sft import serves
 from colloid.config.tables import tables
+from colloid.errors import ConfigError
 
 
 def describe_options(args: Args) -> str:
@@ -35,18 +41,18 @@ def describe_plan(args: Args) -> str:
     rollouts = (
         args.num_rollout if args.num_rollout is not None else f"{args.num_epoch} × prompts / {args.rollout_batch_size}"
     )
-    ranks = args.world_size if has_trainer(args) else 0
-    engine_slots = args.rollout_num_gpus if serves(args) else 0
-    total = max(ranks, engine_slots) if args.colocate else ranks + engine_slots
+    demand = demand_of(args)
     lines = [
-        f"plan ({args.device}, {total} device slots, one a {slot}):",
+        f"plan ({args.device}, {demand.num_slots} device slots, one a {slot}):",
         "  driver           1 process: the loop",
         "  rollout manager  1 process: data, scheduling, rewards",
         f"  router           {_router(args)}",
-        *_engines(args, 0 if args.colocate else ranks),
+        *_engines(args),
         *([f"  teacher          {_teacher(args)}"] if has_teacher_engine(args) else []),
         f"  trainer          {_trainer(args)}",
         *([f"  critic           {args.world_size} more, on the same slots"] if has_critic(args) else []),
+        *_placement(args, demand),
+        *([f"  memory           {line}"] if (line := memory_line(args)) else []),
         f"  model            {model} ({args.model_type or 'family unknown'})",
         f"  a rollout        {args.rollout_batch_size} prompts × {args.n_samples_per_prompt} samples = "
         f"{args.num_steps_per_rollout} step{'s' * (args.num_steps_per_rollout > 1)} × {args.global_batch_size}",
@@ -62,8 +68,13 @@ def describe_plan(args: Args) -> str:
     return "\n".join(lines)
 
 
-def _range(first: int, count: int) -> str:
-    return f"slot {first}" if count == 1 else f"slots {first}-{first + count - 1}"
+def _placement(args: Args, demand: Demand) -> list[str]:
+    """The slots, as a run would give them."""
+    try:
+        lines = describe_placement(place(assumed_nodes(args, demand), demand))
+    except ConfigError as error:
+        lines = [f"none: {error}. --num-gpus-per-node N plans for a cluster of such nodes"]
+    return [f"  {'placement' if index == 0 else '':<15}  {line}" for index, line in enumerate(lines)]
 
 
 def _router(args: Args) -> str:
@@ -77,31 +88,31 @@ def _router(args: Args) -> str:
     return f"{count} process{'es' * (count > 1)}: {args.rollout_router}, {port}{of_policy}"
 
 
-def _engines(args: Args, first_slot: int) -> list[str]:
+def _engines(args: Args) -> list[str]:
     """A line, and with `--sglang-config` one more for each group."""
     head = "  engines          "
     if not serves(args):
         return [head + ("none (--debug-train-only)" if args.debug_train_only else "none (SFT without evaluation)")]
+    if is_external(args):
+        return [f"{head}{args.num_engines} that run already: {' '.join(args.rollout_external_engine_addrs)}"]
     if args.sglang_config is None:
-        return [head + _group(args, args.sglang_models[0].groups[0], first_slot)]
+        return [head + _group(args, args.sglang_models[0].groups[0])]
     lines = [f"{head}{args.num_engines} of {len(args.sglang_models)} models ({args.sglang_config})"]
     for model in args.sglang_models:
         of_policy = model.update_weights
         what = "the policy" if of_policy else f"frozen, {model.model_path or 'the model'}"
         for group in model.groups:
             given = f" {group.overrides}" if group.overrides else ""
-            lines.append(f"    {model.name:<15}{_group(args, group, first_slot)}{given} ({what})")
-            first_slot += group.num_gpus
+            lines.append(f"    {model.name:<15}{_group(args, group)}{given} ({what})")
     return lines
 
 
-def _group(args: Args, group: ServerGroup, first_slot: int) -> str:
-    where = _range(first_slot, group.num_gpus)
+def _group(args: Args, group: ServerGroup) -> str:
     if group.worker_type == PLACEHOLDER:
-        return f"none, a placeholder: {where}"
+        return f"none, a placeholder of {group.num_gpus} slots"
     kind = "" if group.worker_type == REGULAR else f" {group.worker_type}"
     slots = group.num_gpus_per_engine
-    return f"{group.num_engines} × {args.rollout_engine}{kind}, {slots} slot{'s' * (slots > 1)} each: {where}"
+    return f"{group.num_engines} × {args.rollout_engine}{kind}, {slots} slot{'s' * (slots > 1)} each"
 
 
 def _teacher(args: Args) -> str:
@@ -115,8 +126,8 @@ def _trainer(args: Args) -> str:
         return f"none ({'--debug-rollout-only' if args.debug_rollout_only else '--num-rollout 0: evaluation alone'})"
     ranks = args.world_size
     return (
-        f"{ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, {args.distributed_backend}: "
-        f"{_range(0, ranks)}{' (colocated)' if args.colocate else ''}"
+        f"{ranks} rank{'s' * (ranks > 1)} ({_layout(args)}), {args.params_dtype}, {args.distributed_backend}"
+        f"{', colocated' if args.colocate else ''}"
     )
 
 

@@ -216,6 +216,8 @@ def _chosen(args: Args, kind: EngineKind) -> dict[str, Any]:
         chosen["enable_deterministic_inference"] = True
     if args.use_rollout_routing_replay and kind.of_policy:
         chosen["enable_return_routed_experts"] = True
+    if args.offload_rollout and kind.of_policy:
+        chosen["enable_memory_saver"] = True
     return {**chosen, **kind.overrides}
 
 

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterable
+from pathlib import Path
 from urllib.parse import urlsplit
 
+from colloid.errors import EngineError
+
 LOOPBACK = "127.0.0.1"
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+LOWEST_PORT = 20000
+"""Ray's workers are below."""
+PORT_ATTEMPTS = 100
+_given: set[int] = set()
 
 
 def address_towards(host: str) -> str:
@@ -40,3 +49,29 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def lasting_port(host: str, count: int = 1) -> int:
+    """A free port for a server that binds it only later, minutes from now perhaps: not one of those that the system
+    gives to whoever asks for any. The same process is never given it twice.
+
+    Args:
+        count: so many are free in a row; the first is returned.
+
+    Raises:
+        EngineError: there is none.
+    """
+    try:
+        first = int(EPHEMERAL_PORTS.read_text().split()[0])
+    except OSError:
+        first = 32768
+    taken = {port - below for port in _given for below in range(count)}
+    ports = [port for port in range(LOWEST_PORT, first - count) if port not in taken] or list(range(first, 65000))
+    for port in random.sample(ports, min(len(ports), PORT_ATTEMPTS)):
+        row = range(port, port + count)
+        if all(is_free(host, each) for each in row):
+            _given.update(row)
+            return port
+    raise EngineError(
+        f"no free port for a server on {host}: {PORT_ATTEMPTS} between {ports[0]} and {ports[-1]} are taken"
+    )

@@ -23,6 +23,8 @@ class EngineAddress:
     """`http://host:port`, without a path."""
     kind: str = "embedded"
     """`embedded` or `sglang`: they take weights in different ways."""
+    name: str = ""
+    """Among those of the run: a replacement has another one, whatever its address."""
 
 
 class EngineControl:
@@ -45,6 +47,10 @@ class EngineControl:
         """The JSON answer to GET `path` (an empty dict where the body is empty or not JSON)."""
         return self._call("GET", path, None)
 
+    def text(self, path: str) -> str:
+        """The answer to GET `path` as it is; raises as `post`."""
+        return self._answer("GET", path, None)
+
     def post(self, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
         """The JSON answer to POST `path`.
 
@@ -58,6 +64,14 @@ class EngineControl:
         return self._call("DELETE", path, None)
 
     def _call(self, method: str, path: str, body: str | None) -> dict[str, Any]:
+        text = self._answer(method, path, body)
+        try:
+            data = json.loads(text) if text else {}
+        except json.JSONDecodeError:
+            return {}
+        return data if isinstance(data, dict) else {"data": data}
+
+    def _answer(self, method: str, path: str, body: str | None) -> str:
         parts = urlsplit(self.url)
         connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=self.timeout)
         try:
@@ -73,8 +87,4 @@ class EngineControl:
             connection.close()
         if answer.status >= 400:
             raise EngineError(f"{method} {self.url}{path}: status {answer.status}: {text[:2000]}")
-        try:
-            data = json.loads(text) if text else {}
-        except json.JSONDecodeError:
-            return {}
-        return data if isinstance(data, dict) else {"data": data}
+        return text

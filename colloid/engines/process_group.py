@@ -51,10 +51,11 @@ class UpdateGroup:
         return self._group.broadcast([tensor], self._options)
 
 
-def serve_store(host: str, size: int, timeout: float) -> tuple[dist.TCPStore, int]:
-    """The store and its port; it listens at `host` alone."""
+def serve_store(host: str, size: int, timeout: float, port: int = 0) -> tuple[dist.TCPStore, int]:
+    """The store and its port (0: any free one); it listens at `host` alone."""
     listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listening.bind((host, 0))
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.bind((host, port))
     listening.listen(2 * size)
     port = listening.getsockname()[1]
     store = dist.TCPStore(

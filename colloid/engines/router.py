@@ -20,6 +20,7 @@ from typing import Any
 
 from colloid.engines.addresses import LOOPBACK, free_port, is_free
 from colloid.engines.control import EngineControl
+from colloid.engines.launch import REGULAR, WorkerRole
 from colloid.engines.process import ModuleProcess
 from colloid.errors import ConfigError, EngineError
 
@@ -64,13 +65,18 @@ class _Workers:
         self._control = EngineControl(url, api_key, timeout=10.0)
         self._registered: list[str] = []
 
-    def register(self, engine_url: str) -> None:
+    def register(self, engine_url: str, role: WorkerRole = REGULAR) -> None:
         """Adds an engine, and waits until the router sends it requests.
 
         Raises:
             EngineError: the router does not take it, or not within the deadline.
         """
-        self._control.post("/workers", {"url": engine_url, "api_key": self._api_key})
+        worker: dict[str, Any] = {"url": engine_url, "api_key": self._api_key}
+        if role.kind != "regular":  # smg guesses whose API it is, and pairs engines of SGLang and of vLLM in other ways
+            worker |= {"worker_type": role.kind, "runtime_type": "sglang"}
+        if role.bootstrap_port is not None:
+            worker["bootstrap_port"] = role.bootstrap_port
+        self._control.post("/workers", worker)
         self._registered.append(engine_url)
         if not self._wait_for(lambda: (self._worker(engine_url) or {}).get("is_healthy")):
             raise EngineError(
@@ -89,6 +95,14 @@ class _Workers:
             if not self._wait_for(lambda: self._worker(engine_url) is None):
                 raise EngineError(f"the router at {self.url} does not let go of engine {engine_url}")
         self._registered = [url for url in self._registered if url != engine_url]
+
+    def answers(self, timeout: float) -> bool:
+        """Whether it lives, asked directly."""
+        try:
+            EngineControl(self.url, self._api_key, timeout).get("/liveness")
+        except EngineError:
+            return False
+        return True
 
     def _workers(self) -> list[dict[str, Any]]:
         return self._control.get("/workers").get("workers", [])
@@ -119,6 +133,17 @@ class ExternalRouter(_Workers):
         super().__init__(url, api_key)
         self._control.get("/liveness")
 
+    def restart(self) -> None:
+        """Someone else starts it: waits until it answers, and has it forget the engines that it still has.
+
+        Raises:
+            EngineError: it does not answer within the deadline.
+        """
+        if not self._wait_for(lambda: self.answers(5.0)):
+            raise EngineError(f"the router at {self.url} does not answer for {REGISTER_DEADLINE:g} s")
+        for url in list(self._registered):
+            self.deregister(url)
+
     def stop(self) -> None:
         """Removes the run's engines. A router that is gone by now is reported only."""
         for url in list(self._registered):
@@ -144,12 +169,29 @@ class Router(_Workers):
                 "port, or leave the option out to have a free one found. A router that runs already is used with "
                 "--sglang-router-ip"
             )
+        self._config, self._log_dir = config, log_dir
         for attempt in range(1 if port else PORT_ATTEMPTS):
             chosen = port or free_port(host)
             self._process = _launch(config, chosen, api_key, log_dir)
             super().__init__(f"http://{host}:{chosen}", api_key)
             if self._wait_until_up(last=bool(port) or attempt == PORT_ATTEMPTS - 1):
                 return
+
+    def restart(self) -> None:
+        """Starts it again, without engines: at its address, or where another listens there by now, at a new one.
+
+        Raises:
+            EngineError: it does not come up.
+        """
+        self._process.stop(0.0)
+        host, port = self._config.host, int(self.url.rsplit(":", 1)[1])
+        if not is_free(host, port):
+            port = free_port(host)
+        self._process = _launch(self._config, port, self._api_key, self._log_dir)
+        self.url = f"http://{host}:{port}"
+        self._control = EngineControl(self.url, self._api_key, timeout=10.0)
+        self._registered.clear()
+        self._wait_until_up(last=True)
 
     def _wait_until_up(self, last: bool) -> bool:
         deadline = time.monotonic() + START_DEADLINE

@@ -36,6 +36,8 @@ OUTPUTS = (
     ("rollouts", "the samples, one Parquet file a rollout"),
     ("wandb", "what W&B keeps of the run"),
     ("checkpoints", "model, optimizer and data state"),
+    ("profiles", "traces of training, for ui.perfetto.dev"),
+    ("memory", "recorded allocations, for memray or docs.pytorch.org/memory_viz"),
     ("args.yaml", "every option as it was resolved"),
     ("log.txt", "what the processes logged"),
     ("engines", "logs of engines and router"),

@@ -3,13 +3,14 @@
     run ──► waits for a place ──► sent to a worker ──► result
                                     │ raises ──► GradingFailed, worker goes on
                                     │ too long ──► coroutine cancelled, or worker killed and replaced ──► GradingFailed
-                                    └ worker dies ──► replaced ──► GradingFailed
+                                    └ worker dies ──► replaced, run again ──► dies again ──► GradingFailed
 
 Where call after call takes too long, and none succeeds, the function hangs as such: what waits then fails at once, but
 for one call at a time that tries again. So a rollout ends although its judge never does.
 
 Invariants: a place always comes back; a worker is started only when a task needs one; the pool has at most `size`
-workers; tasks that merely shared a worker with one that had to be killed are run again, each alone in its worker.
+workers; tasks that merely shared a worker with one that had to be killed are run again, each alone in its worker; and
+so is, once, a task whose worker died by itself: others may have killed it, or taken the memory that it ran out of.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TookTooLong(GradingFailed):
 
 
 class _WorkerGone(Exception):
-    """The worker was killed or died while it had other tasks too; this one may be innocent."""
+    """The worker died, or was killed while it had other tasks too; this one may be innocent."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class WorkerPool:
                 self._settle(worker, json.loads(await stdout.readexactly(length)))
         except (asyncio.IncompleteReadError, ConnectionError):
             code = await worker.process.wait()
-            self._kill(worker, f"its worker process ended with code {code}")
+            self._kill(worker, f"its worker process ended with code {code}", by_itself=True)
 
     def _settle(self, worker: _Worker, answer: dict[str, Any]) -> None:
         call = worker.tasks.get(answer["id"])
@@ -272,8 +273,12 @@ class WorkerPool:
         else:
             future.set_result(answer.get("result"))
 
-    def _kill(self, worker: _Worker, reason: str, culprit: int | None = None) -> None:
-        """Removes the worker with all that it started; its other tasks fail, or may be run again."""
+    def _kill(self, worker: _Worker, reason: str, culprit: int | None = None, by_itself: bool = False) -> None:
+        """Removes the worker with all that it started; its other tasks fail, or may be run again.
+
+        Args:
+            by_itself: it has died.
+        """
         if worker not in self._workers:
             return
         self._workers.remove(worker)
@@ -284,7 +289,7 @@ class WorkerPool:
         if not worker.ready.done():
             worker.ready.set_exception(GradingFailed(f"a grading worker did not start: {reason}"))
             worker.ready.exception()  # Retrieved, so that asyncio does not report it.
-        innocent = len(worker.tasks) > 1 or not worker.exclusive
+        innocent = by_itself or len(worker.tasks) > 1 or not worker.exclusive
         for task_id, call in worker.tasks.items():
             if task_id != culprit:
                 call.fail(_WorkerGone(reason) if innocent else GradingFailed(reason))

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
+from colloid.config.placement import Placement
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import FrozenEngine
+from colloid.engines.fleet import Fleet, FrozenEngine
+from colloid.engines.launch import Launch
+from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
+from colloid.observe.resident import tree_resident_bytes
 from colloid.rollout.debug import LoadedRollouts
+from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
 from colloid.rollout.servers import Servers, teacher_config
 
 logger = logging.getLogger(__name__)
-
-API_KEY_VARIABLE = "COLLOID_API_KEY"
-"""Where a user may set the key that engines and router ask for; else each run draws its own."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,12 @@ class EngineAccess:
     """What the trainer needs to reach the engines."""
 
     addresses: list[EngineAddress]
+    """At the start."""
     api_key: str
     pids: list[int]
     """Of engines, routers and teacher, for logs and tests."""
+    changes: bool = False
+    """Whether there may be others later."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class RolloutActor:
         self._args = args
         self._manager: RolloutManager | LoadedRollouts | None = None
         self._servers: Servers | None = None
+        self._pool: EnginePool | None = None
         self._teacher: FrozenEngine | None = None
 
     def load_data(self) -> int:
@@ -62,30 +70,39 @@ class RolloutActor:
         self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
-    async def start(self, num_rollout: int) -> EngineAccess:
-        """Starts engines, router and teacher, where there are any. Returns when all of them serve."""
+    async def start(self, num_rollout: int, placement: Placement, launch: Launch) -> EngineAccess:
+        """Starts engines, router and teacher, where there are any. Returns when all of them serve.
+
+        Args:
+            launch: starts an engine where the placement has it.
+        """
         args = self._args
         args.num_rollout = num_rollout
         if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
-            self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
-        self._servers = Servers(args, api_key)
+            self._teacher = FrozenEngine(teacher_config(args, api_key, placement), "teacher", launch)
+        self._memory = EngineMemory(api_key)
+        self._servers = Servers(args, api_key, partial(Fleet, launch=launch), placement)
         self._servers.start()
-        addresses, pids = self._servers.policy.addresses, self._servers.pids
+        fleet = self._servers.policy
+        self._pool = EnginePool(fleet, args.sglang_server_concurrency)
+        addresses, pids = fleet.addresses, self._servers.pids
         teacher_url = None
         if self._teacher is not None:
             teacher_url = self._teacher.wait_until_ready()
             pids = [*pids, self._teacher.pid]
         await self._manager.start(
-            self._servers.policy.router_url,
+            fleet.router_url,
             [address.url for address in addresses],
             api_key,
             teacher_url=teacher_url,
             frozen=self._servers.frozen_urls(),
+            examine=self._pool.examine,
         )
-        return EngineAccess(addresses, api_key, pids)
+        self._pool.attach(self._manager.client)
+        return EngineAccess(addresses, api_key, pids, fleet.changes)
 
     async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
         """One rollout; its data stays in the object store, one object a data-parallel rank.
@@ -97,14 +114,17 @@ class RolloutActor:
         import ray
 
         with self._ended_engines_named():
-            result = await self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
+            making = self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
+            result = await (making if self._pool is None else self._pool.or_failure(making))
+        metrics = result.metrics if self._pool is None else result.metrics | await self._pool.metrics()
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
-        return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, result.metrics)
+        return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, metrics)
 
     async def evaluate(self, rollout_id: int) -> dict[str, float]:
         """All evaluation sets, on the weights that the engines hold."""
         with self._ended_engines_named():
-            return await self._manager.evaluate(rollout_id)
+            evaluating = self._manager.evaluate(rollout_id)
+            return await (evaluating if self._pool is None else self._pool.or_failure(evaluating))
 
     async def save(self, directory: str, rollout_id: int) -> None:
         """Data source with buffer and counters, into an existing directory."""
@@ -115,13 +135,49 @@ class RolloutActor:
         """The inverse of `save`."""
         self._manager.load(directory, rollout_id)
 
-    async def hold_requests(self, drain: bool) -> None:
-        """No request is sent until `release_requests`; with `drain`, returns when those that run have ended."""
-        await self._manager.hold_requests(drain=drain)
+    async def begin_update(self, pause_mode: str) -> list[EngineAddress]:
+        """Weights are to change. Returns the engines that take them, once requests are as `pause_mode` wants them."""
+        if pause_mode in ("abort", "drain"):
+            await self._manager.hold_requests(drain=pause_mode == "drain")
+        targets = await self._pool.targets()
+        await asyncio.to_thread(self._pool.fleet.pause_checks)
+        return targets
 
-    async def release_requests(self, weight_version: int) -> None:
-        """The engines hold `weight_version`; requests are sent again."""
+    async def left_after_failed_update(
+        self, engines: list[EngineAddress], words: str, attempt: int
+    ) -> list[EngineAddress]:
+        """See `EnginePool.left_after`."""
+        return await self._pool.left_after(engines, words, attempt)
+
+    async def end_update(self, weight_version: int, engines: list[EngineAddress]) -> None:
+        """These engines hold `weight_version`; requests are sent again."""
+        await asyncio.to_thread(self._pool.fleet.resume_checks)
+        await self.admit(engines)
         self._manager.release_requests(weight_version)
+
+    async def joining(self) -> Joining:
+        """The engines that lack nothing but the current weights."""
+        return await self._pool.joining()
+
+    async def admit(self, engines: list[EngineAddress]) -> None:
+        """These hold the current weights: they serve."""
+        await asyncio.to_thread(self._pool.fleet.admit, engines)
+
+    async def drop(self, engines: list[EngineAddress], reason: str) -> None:
+        """These are not used any more."""
+        await asyncio.to_thread(self._pool.fleet.drop, engines, reason)
+
+    async def release_memory(self, tags: list[str]) -> None:
+        """Has the engines that are given the trainer's weights release memory; no request may be under way."""
+        await self._pool.change_memory(lambda urls: self._memory.release(urls, tags), lambda: self._memory.is_released)
+
+    async def resume_memory(self, tags: list[str]) -> None:
+        """The inverse; weights are not there by it."""
+        await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), lambda: self._memory.is_released)
+
+    def engines_resident(self) -> int:
+        """Bytes that the engines on this host hold, which this process has started."""
+        return 0 if self._servers is None else tree_resident_bytes(self._servers.policy.engine_pids)
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""
@@ -129,6 +185,8 @@ class RolloutActor:
             if self._manager is not None:
                 await self._manager.close()
         finally:  # a hook's or a data source's end that fails leaves no engine behind
+            if self._pool is not None:
+                self._pool.detach()
             if self._servers is not None:
                 self._servers.stop()
             if self._teacher is not None:

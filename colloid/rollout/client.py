@@ -6,7 +6,8 @@
 
 Progress is a completion of any request of this client, or (asked for only after silence) growth of the engines'
 counters of generated tokens. So a long response is never cut, and a dead engine is noticed. No request runs twice at
-the same time.
+the same time. Where engines are replaced (`engines_changed`), a request that failed with one of them is sent again as
+if it had not been sent, and waits while none serves.
 """
 
 from __future__ import annotations
@@ -15,29 +16,26 @@ import asyncio
 import contextvars
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
-import aiohttp
-import orjson
-
+from colloid.engines.health import TOKENS_METRIC, fault_of
+from colloid.engines.members import PoolView
 from colloid.errors import DeadlineExceeded, EngineError
-from colloid.rollout.direct import DirectRequests
+from colloid.rollout.http import Http, RequestRefused
+from colloid.rollout.serving import Serving
 
 logger = logging.getLogger(__name__)
 
 SESSION_HEADER = "X-SMG-Routing-Key"
 """By which a router with such a policy (`manual`, `consistent_hashing`) sends requests of a session to one engine."""
-PROGRESS_METRIC = "sglang:realtime_tokens_total"
-"""Tokens that an engine has computed so far, those of requests that still run included."""
-RETRIED_STATUS = (408, 425, 429, 500, 502, 503, 504)
+MAX_EXCUSED = 10
+"""Failures of a request that do not count as attempts, as its engine was lost. A request that takes every engine down
+with it ends so.
+"""
 INTERRUPTED = "interrupted"
 """Set in an answer that `EngineClient.interrupted` cut short: the caller sends what is left, once it may."""
-
-
-class RequestRefused(EngineError):
-    """The engine understood the request and will not do it (status 4xx): sending it again is of no use."""
 
 
 class RequestAborted(EngineError):
@@ -92,6 +90,9 @@ class EngineClient:
         progress_deadline: seconds without progress after which a request is given up.
         max_attempts: times that a request is sent.
         retry_delay: seconds before the second attempt; doubled for each later one.
+        no_engine_deadline: seconds that requests wait for an engine where none serves.
+        proxy: see `Http`.
+        examine: called after a failure; returns once those engines that are lost are known to be.
     """
 
     def __init__(
@@ -105,17 +106,21 @@ class EngineClient:
         max_attempts: int = 3,
         retry_delay: float = 0.5,
         abort_timeout: float = 30.0,
+        no_engine_deadline: float = 1800.0,
+        proxy: str | None = None,
+        examine: Callable[[], Awaitable[None]] | None = None,
     ):
-        self.router_url = router_url.rstrip("/")
-        self.engine_urls = [url.rstrip("/") for url in engine_urls]
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._direct = DirectRequests(self.router_url, self.engine_urls)
-        self._slots = asyncio.Semaphore(max_connections)
+        self._serving = Serving(router_url, engine_urls, max_connections, no_engine_deadline)
+        self._http = Http(api_key, proxy)
+        self._examine = examine
+        self.failed_requests = 0
+        """Attempts that ended without an answer that could be used."""
         self._progress_deadline = progress_deadline
         self._max_attempts = max_attempts
         self._retry_delay = retry_delay
         self._abort_timeout = abort_timeout
-        self._session: aiohttp.ClientSession | None = None
+        self._active: set[str] = set()
+        self._expelling: set[asyncio.Task] = set()
         self._last_progress = 0.0
         self._generated_tokens: dict[str, float] = {}
         self._waiting = 0
@@ -127,6 +132,27 @@ class EngineClient:
         self._resumable: set[str] = set()
         self._interrupted: set[str] = set()
         self._monitor: asyncio.Task | None = None
+
+    @property
+    def router_url(self) -> str:
+        """Where requests go."""
+        return self._serving.router_url
+
+    @property
+    def engine_urls(self) -> list[str]:
+        """Where aborts and questions about progress go."""
+        return self._serving.urls
+
+    def engines_changed(self, view: PoolView, connections: int) -> None:
+        """The engines are others from now on.
+
+        Args:
+            connections: requests in flight from now on.
+        """
+        for url in self._serving.apply(view, connections):
+            task = asyncio.ensure_future(self._abort(sorted(self._active), [url]))
+            self._expelling.add(task)
+            task.add_done_callback(self._expelling.discard)
 
     @property
     def last_progress(self) -> float:
@@ -162,11 +188,11 @@ class EngineClient:
         """
         scope = _SCOPE.get()
         rid = uuid.uuid4().hex
-        sent = failed = 0
-        async with self._slots:
+        sent = failed = excused = 0
+        async with self._serving.slots:
             while True:
-                await self._may_send.wait()
-                holds = self._num_holds
+                await self._until_it_may_be_sent()
+                holds, losses = self._num_holds, self._serving.losses
                 attempt = f"{rid}-{sent}"
                 if resumable:
                     self._resumable.add(attempt)
@@ -175,19 +201,25 @@ class EngineClient:
                 except (RequestRefused, RequestAborted):
                     raise
                 except (EngineError, DeadlineExceeded) as error:
-                    failed += 1
-                    if failed == self._max_attempts:
-                        raise
-                    logger.warning("%s; sending it again (%d of %d)", error, failed + 1, self._max_attempts)
-                    await asyncio.sleep(self._retry_delay * 2 ** (failed - 1))
+                    self.failed_requests += 1
+                    if excused < MAX_EXCUSED and await self._was_lost(losses):
+                        excused += 1
+                        logger.debug("%s; an engine or the router was lost: sending it again", error)
+                    else:
+                        failed += 1
+                        if failed == self._max_attempts:
+                            raise
+                        logger.warning("%s; sending it again (%d of %d)", error, failed + 1, self._max_attempts)
+                        await asyncio.sleep(self._retry_delay * 2 ** (failed - 1))
                 else:
                     if not _aborted(answer):
                         return answer
-                    if attempt in self._interrupted and not (scope is not None and scope.aborted):
+                    ended = scope is not None and scope.aborted
+                    if attempt in self._interrupted and not ended:
                         return {**answer, INTERRUPTED: True}
-                    by_update = self._num_holds != holds
+                    by_update = self._num_holds != holds or self._serving.losses != losses
                     failed += not by_update
-                    if failed == self._max_attempts or (scope is not None and scope.aborted):
+                    if failed == self._max_attempts or ended:
                         note_cut(name)
                         return answer
                     if not by_update:
@@ -196,6 +228,18 @@ class EngineClient:
                     self._resumable.discard(attempt)
                     self._interrupted.discard(attempt)
                 sent += 1
+
+    async def _until_it_may_be_sent(self) -> None:
+        while not (self._may_send.is_set() and self._serving.is_open):
+            await self._may_send.wait()
+            await self._serving.wait_until_open()
+
+    async def _was_lost(self, losses: int) -> bool:
+        """Whether an engine or the router was lost since `losses` of them were, as far as a look at them shows."""
+        if self._serving.losses == losses and self._examine is not None:
+            await asyncio.sleep(self._retry_delay)
+            await self._examine()
+        return self._serving.losses != losses
 
     async def hold(self, *, drain: bool) -> None:
         """Sends nothing more until `release`. What a weight update aborts meanwhile is sent again after it.
@@ -238,7 +282,7 @@ class EngineClient:
         """The JSON answer to a POST at `url`, with this client's key; to /generate of the router: as `generate`."""
         if url.rstrip("/") == f"{self.router_url}/generate":
             return await self.generate({key: value for key, value in payload.items() if key != "rid"})
-        return await self._request("POST", url, payload)
+        return await self._http.request("POST", url, payload)
 
     async def abort(self, scope: RequestScope) -> list[str]:
         """Aborts all requests of the scope; they return what they have. Returns the engines that did not answer."""
@@ -248,9 +292,9 @@ class EngineClient:
     async def close(self) -> None:
         if self._monitor is not None:
             self._monitor.cancel()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for task in self._expelling:
+            task.cancel()
+        await self._http.close()
 
     async def _attempt(
         self, payload: dict[str, Any], name: str, session: str, scope: RequestScope | None
@@ -258,6 +302,7 @@ class EngineClient:
         if scope is not None and scope.aborted:
             raise RequestAborted(f"the rollout of {name or 'the request'} was aborted")
         rid = payload["rid"]
+        self._active.add(rid)
         if scope is not None:
             scope.active.add(rid)
         try:
@@ -271,8 +316,12 @@ class EngineClient:
                 raise type(error)(f"{error}; no answer to its abort from {where}") from error
             raise
         finally:
+            self._active.discard(rid)
             if scope is not None:
                 scope.active.discard(rid)
+        for each in answer if isinstance(answer, list) else [answer]:
+            if fault := fault_of(each):
+                raise EngineError(f"the answer to {name or 'a request'} has {fault}")
         return answer
 
     async def _with_progress(self, payload: dict[str, Any], rid: str, name: str, session: str) -> dict[str, Any]:
@@ -282,10 +331,10 @@ class EngineClient:
         self._idle.clear()
         self._watch()
         target = ExitStack()
-        url = target.enter_context(self._direct.target(payload))
+        url = target.enter_context(self._serving.direct.target(payload))
         headers = {SESSION_HEADER: session} if session else {}
-        sending = self._request("POST", f"{url}/generate", payload, name=name, headers=headers)
-        request = asyncio.ensure_future(sending)
+        sending = self._http.request("POST", f"{url}/generate", payload, name=name, headers=headers)
+        request, cut = asyncio.ensure_future(sending), self._serving.cut()
         try:
             while True:
                 silent = clock() - max(started, self._last_progress)
@@ -294,10 +343,13 @@ class EngineClient:
                         f"no engine made progress for {silent:.0f} s (request {rid} of {name or 'a hook'}; engines "
                         f"{', '.join(self.engine_urls)}, router {self.router_url})"
                     )
-                done, _ = await asyncio.wait({request}, timeout=self._progress_deadline - silent + 0.01)
-                if done:
+                timeout = self._progress_deadline - silent + 0.01
+                await asyncio.wait({request, cut}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+                if request.done():
                     self._last_progress = clock()
                     return request.result()
+                if cut.done():
+                    raise EngineError(f"the request {rid} of {name or 'a hook'} may be at an engine that was lost")
         finally:
             target.close()
             self._waiting -= 1
@@ -305,57 +357,22 @@ class EngineClient:
                 self._idle.set()
             request.cancel()
 
-    async def _request(
-        self,
-        method: str,
-        url: str,
-        payload: Any,
-        *,
-        name: str = "",
-        timeout: float | None = None,
-        is_json: bool = True,
-        headers: dict[str, str] | None = None,
-    ) -> Any:
-        what = f"{method} {url}" + (f" for {name}" if name else "")
-        try:
-            async with self._open_session().request(
-                method,
-                url,
-                data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
-                headers=self._headers | {"Content-Type": "application/json"} | (headers or {}),
-                timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
-            ) as answer:
-                body = await answer.read()
-                if answer.status >= 400:
-                    words = body.decode("utf-8", "replace")[:2000]
-                    kind = EngineError if answer.status in RETRIED_STATUS else RequestRefused
-                    raise kind(f"{what}: status {answer.status}: {words}")
-                if not is_json:
-                    return body.decode("utf-8", "replace")
-                return orjson.loads(body) if body.strip() else {}
-        except orjson.JSONDecodeError as error:
-            raise EngineError(f"{what}: the answer is not JSON: {body[:200]!r}") from error
-        except (aiohttp.ClientError, OSError, asyncio.TimeoutError) as error:
-            raise EngineError(f"{what}: {type(error).__name__}: {error}") from error
+    async def _abort(self, rids: list[str], urls: list[str] | None = None) -> list[str]:
+        """At all engines, or at some. Returns those that did not answer and are not known to be lost."""
 
-    async def _abort(self, rids: list[str]) -> list[str]:
         async def one(url: str) -> str | None:
             try:
                 for rid in rids:
-                    await self._request("POST", f"{url}/abort_request", {"rid": rid}, timeout=self._abort_timeout)
+                    await self._http.request("POST", f"{url}/abort_request", {"rid": rid}, timeout=self._abort_timeout)
             except EngineError as error:
-                logger.warning("abort at %s: %s", url, error)
-                return url
+                if url in self.engine_urls:
+                    logger.warning("abort at %s: %s", url, error)
+                    return url
             return None
 
         if not rids:
             return []
-        return [url for url in await asyncio.gather(*(one(url) for url in self.engine_urls)) if url]
-
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), trust_env=False)
-        return self._session
+        return [url for url in await asyncio.gather(*map(one, urls or self.engine_urls)) if url]
 
     def _watch(self) -> None:
         if self._monitor is None or self._monitor.done():
@@ -374,11 +391,11 @@ class EngineClient:
 
     async def _counter_grew(self, url: str, timeout: float) -> bool:
         try:
-            text = await self._request("GET", f"{url}/metrics", None, timeout=timeout, is_json=False)
+            text = await self._http.request("GET", f"{url}/metrics", None, timeout=timeout, is_json=False)
         except EngineError as error:
             logger.warning("progress at %s is unknown: %s", url, error)
             return False
-        lines = [line for line in text.splitlines() if line.startswith(PROGRESS_METRIC)]
+        lines = [line for line in text.splitlines() if line.startswith(TOKENS_METRIC)]
         count = sum(float(line.rsplit(" ", 1)[1]) for line in lines)
         before = self._generated_tokens.get(url)
         self._generated_tokens[url] = count

@@ -29,6 +29,11 @@ class DirectRequests:
         self._load = dict.fromkeys(engine_urls, 0)
         self._prompts: dict[Any, Counter[str]] = {}
 
+    def set_engines(self, router_url: str, engine_urls: Sequence[str]) -> None:
+        """The engines are others from now on."""
+        self._router_url = router_url
+        self._load = {url: self._load.get(url, 0) for url in engine_urls}
+
     @contextmanager
     def target(self, payload: dict[str, Any]) -> Iterator[str]:
         """The server that is sent this request, which is in flight while it is open."""
@@ -44,7 +49,8 @@ class DirectRequests:
         try:
             yield url
         finally:
-            self._load[url] -= 1
+            if self._load.get(url):  # it may have left, or have come back since
+                self._load[url] -= 1
             places[url] -= 1
             if not places.total():
                 self._prompts.pop(prompt, None)
@@ -52,5 +58,5 @@ class DirectRequests:
     def _choose(self, places: Counter[str]) -> str:
         idlest = min(self._load, key=self._load.__getitem__)
         limit = 2 * self._load[idlest] + SLACK
-        have = [url for url, count in places.items() if count and self._load[url] < limit]
+        have = [url for url, count in places.items() if count and self._load.get(url, limit) < limit]
         return min(have, key=self._load.__getitem__) if have else idlest

@@ -12,7 +12,7 @@ import inspect
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +38,7 @@ from colloid.errors import CheckpointError, HookError
 from colloid.rollout.batching import RolloutResult, rewarded, rollout_batch, rollout_result
 from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, use_context
+from colloid.rollout.engine_pool import NO_ENGINE_DEADLINE
 from colloid.rollout.evaluate import evaluation_metrics, evaluation_output, file_name, make_graders, scores_text
 from colloid.rollout.grading import Grader
 from colloid.rollout.log_hooks import LogHooks
@@ -116,12 +117,14 @@ class RolloutManager:
         *,
         teacher_url: str | None = None,
         frozen: Mapping[str, ServedUrls] = MappingProxyType({}),
+        examine: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Connects to the engines, which serve already.
 
         Args:
             teacher_url: of the run's own teacher; else it is that of `--rm-url`, where the options ask for one.
             frozen: the other models of the run, by name.
+            examine: see `EngineClient`.
 
         Raises:
             ConfigError, EngineError: see `Teacher.check`.
@@ -130,7 +133,13 @@ class RolloutManager:
         routers = {policy: router_url} | {name: urls.router for name, urls in frozen.items()}
         set_model_urls(self._args, policy, routers, api_key)
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
-        client = EngineClient(router_url, engine_urls, api_key=api_key, max_connections=connections)
+        client = EngineClient(
+            *(router_url, engine_urls),
+            api_key=api_key,
+            max_connections=connections,
+            no_engine_deadline=NO_ENGINE_DEADLINE,
+            examine=examine,
+        )
         grader = Grader(**self._grader_options)
         end_ids = end_token_ids(self._args.hf_checkpoint, self._args.hf_config)
         loop = asyncio.get_running_loop()
@@ -254,6 +263,11 @@ class RolloutManager:
                 "oldest now): they are not trained. The first is sample %s",
                 *(rollout_id, len(stale), self._versions.max_staleness, self._versions.oldest, stale[0].index),
             )
+
+    @property
+    def client(self) -> EngineClient:
+        """That of the policy's engines; valid after `start`."""
+        return self._context.client
 
     async def hold_requests(self, *, drain: bool) -> None:
         """Before a weight update: see `EngineClient.hold`."""

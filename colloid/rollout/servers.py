@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
-from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
+from colloid.config.external import is_external
+from colloid.config.placement import Place, Placement, places_of_model
+from colloid.config.served_models import DECODE, PREFILL, REGULAR, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
-from colloid.engines.addresses import LOOPBACK, address_towards
+from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
 from colloid.engines.fleet import Fleet, FleetConfig
-from colloid.engines.launch import EngineConfig
+from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
-from colloid.engines.sglang import server_port
 from colloid.models.hf import find_model
+from colloid.rollout.engine_pool import external_of, tolerance_of
 from colloid.rollout.model_urls import ServedUrls
 
 MakeFleet = Callable[[FleetConfig], Fleet]
@@ -33,13 +35,13 @@ class Servers:
     """The fleets of a run, by the names of their models.
 
     Args:
-        make_fleet: the policy's; frozen models have a plain one of theirs.
+        placement: where the engines are to be; without it all are here, on the CPU.
     """
 
-    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
+    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
         self.policy_name = policy_model(args).name
-        served = [model for model in args.sglang_models if model.num_engines]
-        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
+        served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
+        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model, placement)) for model in served}
 
     @property
     def policy(self) -> Fleet:
@@ -89,45 +91,57 @@ class Servers:
             fleet.stop()
 
 
-def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
+def fleet_config(
+    args: Any, api_key: str, model: ServedModel | None = None, placement: Placement | None = None
+) -> FleetConfig:
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
-    slot = 0 if args.colocate else args.world_size
-    for other in args.sglang_models:
-        if other.name == model.name:
-            break
-        slot += other.num_gpus
-    engines: list[EngineConfig] = []
-    for group in model.groups:
-        for number in range(group.num_engines):
-            first = slot + number * group.num_gpus_per_engine
-            engines.append(
-                _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
-            )
-        slot += group.num_gpus
-    return FleetConfig(tuple(engines), _router_config(args, model))
+    groups = [group for group in model.groups for _ in range(group.num_engines)]
+    places = places_of_model(args, placement, model.name) if placement else ((),) * len(groups)
+    engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
+    of_policy = bool(model.update_weights)
+    return FleetConfig(
+        tuple(engines),
+        _router_config(args, model),
+        api_key=api_key,
+        log_dir=_log_dir(args, model),
+        external=external_of(args) if of_policy else None,
+        tolerance=tolerance_of(args),
+        gets_weights=of_policy and has_trainer(args),
+    )
 
 
-def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
+def _is_external(args: Any, model: ServedModel) -> bool:
+    return bool(model.update_weights) and is_external(args)
+
+
+def _log_dir(args: Any, model: ServedModel) -> Path:
+    directory = Path(args.run_dir) / "engines"
+    return directory if model.update_weights else directory / model.name
+
+
+def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, place: Place) -> EngineConfig:
     sglang = args.rollout_engine == "sglang"
     of_policy = bool(model.update_weights)
     options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
     # A router that runs already may be on another machine, and has to reach the engines.
     host = address_towards(args.sglang_router_ip or LOOPBACK) if of_policy else LOOPBACK
+    bootstrap_port = None
     if group.worker_type in (PREFILL, DECODE):
         options["disaggregation-mode"] = group.worker_type
     if group.worker_type == PREFILL:
-        options["disaggregation-bootstrap-port"] = server_port(host)
-    directory = Path(args.run_dir) / "engines"
+        options["disaggregation-bootstrap-port"] = bootstrap_port = lasting_port(host)
     return EngineConfig(
         model_path=_model_path(args, model),
-        log_dir=directory if of_policy else directory / model.name,
+        log_dir=_log_dir(args, model),
         api_key=api_key,
         host=host,
         kind=args.rollout_engine,
         options=options,
         python=find_python(args) if sglang else None,
-        first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+        gpus=place[0].slots if sglang and args.device == "cuda" and place else None,
+        place=place,
+        role=WorkerRole(group.worker_type, bootstrap_port),
     )
 
 
@@ -153,7 +167,10 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
     )
 
 
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
+def teacher_config(args: Any, api_key: str, placement: Placement | None = None) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
     options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    return replace(fleet_config(args, api_key).engines[0], model_path=args.opd_teacher_load, options=options)
+    place = placement.frozen[0] if placement else ()
+    group = ServerGroup(REGULAR, args.rollout_num_gpus_per_engine, args.rollout_num_gpus_per_engine)
+    engine = _engine_config(args, api_key, policy_model(args), group, place)
+    return replace(engine, model_path=args.opd_teacher_load, options=options)

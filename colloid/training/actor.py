@@ -81,7 +81,11 @@ class Actor(PolicyRank):
         if self._advantage.distills and args.opd_type == "megatron":
             self._teacher = ReferenceModel(self._parameters, lambda: self._load_weights(args.opd_teacher_load))
         self._export = Exporter(
-            self._parameters, self._names, weight_coordinates(), max_bytes=args.update_weight_buffer_size
+            self._parameters,
+            self._names,
+            weight_coordinates(),
+            max_bytes=args.update_weight_buffer_size,
+            read=self._memory.read,
         )
         self._sender = make_sender(send_options(args))
         start = StartState(0, self._weight_version)
@@ -95,6 +99,8 @@ class Actor(PolicyRank):
             # The engines are given these weights before they generate anything.
             oldest = args.max_staleness if args.entry == "train_async" else 0
             self._old_actor = SyncedWeights(self._parameters, self._weight_version, keeps=1 + oldest)
+        if args.offload_train:
+            self.offload()  # The engines are next.
         return start
 
     def train(self, rollout_id: int, batch: RankBatch) -> dict[str, float]:
@@ -110,7 +116,8 @@ class Actor(PolicyRank):
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
         begin = time.monotonic()
-        return self._optimize(rollout_id, self._prepare(rollout_id, batch), begin)
+        with self._recording.rollout(rollout_id):
+            return self._optimize(rollout_id, self._prepared(rollout_id, batch), begin)
 
     def train_with_critic(
         self, rollout_id: int, batch: RankBatch, values: np.ndarray
@@ -124,22 +131,28 @@ class Actor(PolicyRank):
             The metrics, and float32 [R]: the returns that the critic is to learn.
         """
         begin = time.monotonic()
-        steps = self._prepare(rollout_id, batch, values)
-        returns = np.zeros_like(values)
-        # Not the steps' own micro-batches: a hook may have masked more for the policy.
-        trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
-        for each, micro_batches in zip(steps if trained else [], trained, strict=True):
-            put_rows(returns, each.returns, micro_batches)
-        if rollout_id < self.args.num_critic_only_steps:
-            return {"perf/log_probs_time": time.monotonic() - begin}, returns
-        return self._optimize(rollout_id, steps, begin), returns
+        with self._recording.rollout(rollout_id):
+            steps = self._prepared(rollout_id, batch, values)
+            returns = np.zeros_like(values)
+            # Not the steps' own micro-batches: a hook may have masked more for the policy.
+            trained = self._micro_batches(batch, batch.micro_batches) if parallel.is_last_stage() else []
+            for each, micro_batches in zip(steps if trained else [], trained, strict=True):
+                put_rows(returns, each.returns, micro_batches)
+            if rollout_id < self.args.num_critic_only_steps:
+                return {"perf/log_probs_time": time.monotonic() - begin}, returns
+            return self._optimize(rollout_id, steps, begin), returns
+
+    def _prepared(self, rollout_id: int, batch: RankBatch, values: np.ndarray | None = None) -> list[Step]:
+        with self._recording.part("train_log_probs", rollout_id):
+            return self._prepare(rollout_id, batch, values)
 
     def _optimize(self, rollout_id: int, steps: list[Step], begin: float) -> dict[str, float]:
         """The rollout's optimizer steps, and its metrics."""
         trained = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
-        metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
+        with self._recording.part("train_actor", rollout_id):
+            metrics = train_metrics([self._train_step(rollout_id, index, each) for index, each in enumerate(steps)])
         self._routing = RolloutRouting(None)  # A table of experts is not kept while the next rollout is made.
         if self._reference and self.args.ref_update_interval and (rollout_id + 1) % self.args.ref_update_interval == 0:
             self._reference.become_policy()
@@ -152,6 +165,7 @@ class Actor(PolicyRank):
 
         With --async-save it returns once everything is copied, see `CheckpointWriter.save`.
         """
+        self.resume()
         args = self.args
         trained = checkpoint.Trained(rollout_id, self._weight_version)
         if self._reference and args.ref_update_interval:
@@ -174,7 +188,7 @@ class Actor(PolicyRank):
         sent = self._with_tensors(lambda tensors: self._sender.send(controls, version, tensors)) or Sent(0, 0, 0.0)
         self._weight_version = version
         if self._old_actor:
-            self._old_actor.synced(version)
+            self._memory.when_resumed(lambda: self._old_actor.synced(version))
         return {
             "weight_version": float(version),
             "perf/update_weights_time": time.monotonic() - begin,
@@ -182,6 +196,15 @@ class Actor(PolicyRank):
             "perf/update_weights_share": sent.share,
             "perf/generation_pause_time": sent.seconds_paused,
         }
+
+    def send_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to engines that lack them; nothing was trained since it was sent.
+
+        Raises:
+            WeightSyncError: names the engines that did not take it.
+        """
+        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        self._with_tensors(lambda tensors: self._sender.send(controls, self._weight_version, tensors))
 
     def check_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with what every engine holds. Returns their number, on rank 0.

@@ -4,20 +4,25 @@ and takes optimizer steps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from colloid.config.profiling import profile_options
 from colloid.data.batch import RankBatch
 from colloid.hooks import bind, load_hook
 from colloid.training.megatron import checkpoint, parallel, step
 from colloid.training.megatron.checkpoint_write import CheckpointWriter
+from colloid.training.megatron.held import gradient_tensors, state_tensors
 from colloid.training.megatron.optimizer import learning_rate
 from colloid.training.megatron.stateless_adam import forget_moments, with_moments
 from colloid.training.micro_batch import MicroBatch, filled_up, make_micro_batch
+from colloid.training.offload import Held, Offload
+from colloid.training.offload_store import make_store
+from colloid.training.profiling import Recording
 
 
 class TrainerRank:
@@ -30,6 +35,7 @@ class TrainerRank:
     _chunks: list[Any]
     _optimizer: Any
     _scheduler: Any
+    _role = "actor"
 
     def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
         self.args = args
@@ -53,15 +59,41 @@ class TrainerRank:
         if args.custom_megatron_init_path:
             bind(load_hook(args.custom_megatron_init_path, "megatron_init"), args)()
         self._writer = CheckpointWriter()
+        self._recording = Recording(profile_options(args), self._role, rank, args.device == "cuda")
+        self._recording.start()
+        self._memory = Offload(self._held, make_store(args.device, args.run_dir), torch.device(args.device))
+
+    def offload(self) -> None:
+        """Gives this rank's memory back to the system; what needs it takes it again, see `resume`."""
+        self._memory.release()
+
+    def resume(self) -> None:
+        """Takes the memory again, with all that it held."""
+        self._memory.resume()
 
     def finish_save(self) -> None:
         """Returns when no checkpoint is being written in the background."""
         self._writer.wait()
 
+    def end_recording(self) -> None:
+        """What is recorded of memory is written."""
+        self._recording.close()
+
     def close(self) -> None:
         """Leaves the world of ranks, once a checkpoint that is being written is."""
         self.finish_save()
+        self._memory.close()
         parallel.shutdown()
+
+    def _held(self) -> Held:
+        return Held(
+            [*state_tensors(self._chunks, self._optimizer), *self._other_weights()],
+            gradient_tensors(self._chunks, self._optimizer),
+        )
+
+    def _other_weights(self) -> Iterator[torch.Tensor]:
+        """Of other models than the one that is trained."""
+        yield from ()
 
     def _restore(self, directory: Path) -> checkpoint.Trained:
         """Model, optimizer, schedule and random states, as the options want them."""
@@ -79,6 +111,7 @@ class TrainerRank:
 
     def _write(self, directory: Path, trained: checkpoint.Trained) -> None:
         """The counterpart of `_restore`."""
+        self.resume()
         optimizer = None if self.args.no_save_optim else self._optimizer
         with with_moments(optimizer):
             checkpoint.save(
@@ -96,7 +129,7 @@ class TrainerRank:
     def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
         """This rank's part of the micro-batches of each step."""
         config = self._chunks[0].config
-        split = parallel.sequence_split(config.sequence_parallel)
+        split = parallel.sequence_split(config.sequence_parallel, self.args.data_pad_size_multiplier or 1)
         # An interleaved pipeline takes them in groups.
         group = config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
         return [

@@ -36,6 +36,8 @@ DIRECTORY = "critic"
 class Critic(TrainerRank):
     """One rank; its verbs are called on all ranks at once. No Ray in here."""
 
+    _role = "critic"
+
     def start(self) -> int:
         """Builds the model, and loads the start weights or the checkpoint that the run resumes from.
 
@@ -51,15 +53,18 @@ class Critic(TrainerRank):
         self._optimizer = build_optimizer(args, self._chunks)
         self._scheduler = build_scheduler(args, self._optimizer)
         self._head = step.ValueHead()
-        if not args.resume_from:
-            return 0
-        directory = Path(args.resume_from) / DIRECTORY
-        trained = self._restore(directory)
-        logger.info("resumed from %s: rollout %d is next", directory, trained.rollout_id + 1)
-        return trained.rollout_id + 1
+        start = 0
+        if args.resume_from:
+            directory = Path(args.resume_from) / DIRECTORY
+            start = self._restore(directory).rollout_id + 1
+            logger.info("resumed from %s: rollout %d is next", directory, start)
+        if args.offload_train:
+            self.offload()  # The engines are next.
+        return start
 
     def values(self, batch: RankBatch) -> np.ndarray:
         """float32 [R]: the values of the batch's response tokens under the current weights."""
+        self.resume()
         passes = self._micro_batches(batch, batch.log_prob_micro_batches or batch.micro_batches)
         flat = np.zeros(int(batch.samples.response_offsets[-1]), dtype=np.float32)
         for micro_batches in filter(None, passes):
@@ -81,6 +86,15 @@ class Critic(TrainerRank):
         Raises:
             NonFiniteError: a loss or gradient norm is infinite or not a number.
         """
+        self.resume()
+        with self._recording.rollout(rollout_id):
+            return self._optimize(rollout_id, batch, values, returns)
+
+    def save(self, directory: str, rollout_id: int) -> None:
+        """Writes this rank's part of a checkpoint into an existing directory."""
+        self._write(Path(directory), checkpoint.Trained(rollout_id, 0))
+
+    def _optimize(self, rollout_id: int, batch: RankBatch, values: np.ndarray, returns: np.ndarray) -> dict[str, float]:
         begin = time.monotonic()
         if self.args.reset_optimizer_states:
             reset_states(self._optimizer)
@@ -95,10 +109,6 @@ class Critic(TrainerRank):
         explained = means(added(totals)).get("explained_variance")
         whole = {} if explained is None else {"train/explained_variance": explained}
         return train_metrics(by_step) | whole | {"perf/critic_train_time": time.monotonic() - begin}
-
-    def save(self, directory: str, rollout_id: int) -> None:
-        """Writes this rank's part of a checkpoint into an existing directory."""
-        self._write(Path(directory), checkpoint.Trained(rollout_id, 0))
 
     def _load_weights(self, place: str) -> None:
         parameters = without_value_head(self._parameters)

@@ -4,6 +4,7 @@ and of the policy itself, advantages and returns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -42,8 +43,13 @@ class PolicyRank(TrainerRank):
         self._computes_advantages = args.compute_advantages_and_returns
         self._hooks = TrainerHooks(args)
 
+    def _other_weights(self) -> Iterator[torch.Tensor]:
+        for model in (self._reference, self._teacher, self._old_actor):
+            yield from model.tensors if model else ()
+
     def _prepare(self, rollout_id: int, batch: RankBatch, values: np.ndarray | None = None) -> list[Step]:
         """Everything that comes before a rollout's first step."""
+        self.resume()
         steps = self._micro_batches(batch, batch.micro_batches)
         passes = self._micro_batches(batch, batch.log_prob_micro_batches) or steps
         self._routing = RolloutRouting(self._replay, len(batch.samples.tokens), batch.samples.routed_experts)

@@ -32,6 +32,11 @@ class ReferenceModel:
         with self.swapped_in():
             load()
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Its weights; while it is swapped in, the policy's."""
+        return self._host
+
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """While it is open the parameters hold the reference's weights. Not to be trained in."""

@@ -8,6 +8,8 @@ may be old when it is trained.
 
 from __future__ import annotations
 
+import torch
+
 from colloid.training.reference import ReferenceModel
 from colloid.weights.hf_loader import NamedParameters
 
@@ -24,6 +26,11 @@ class SyncedWeights:
     def __init__(self, parameters: NamedParameters, version: int, keeps: int = 1):
         self._parameters, self._keeps = parameters, keeps
         self._copies = {version: ReferenceModel(parameters)}
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Of all copies."""
+        return [tensor for copy in self._copies.values() for tensor in copy.tensors]
 
     def synced(self, version: int) -> None:
         """The engines have the policy's weights of now, as this version."""

@@ -32,4 +32,5 @@ def send_options(args: Any) -> SendOptions:
         delta_checksum=args.update_weight_delta_checksum,
         post_write=bind(load_hook(hook, "update_weight_post_write"), args) if hook else None,
         engine=args.rollout_engine,
+        keep_buffers=not args.offload_train,
     )

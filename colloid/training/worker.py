@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from colloid import slime_imports
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress
 from colloid.observe.logs import setup_logging
+from colloid.observe.resident import resident_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -19,10 +21,12 @@ class TrainWorker:
     """One rank. Each method is called on all ranks at once, and returns when this rank is through.
 
     Args:
-        init_method: rendezvous of the ranks, a `file://` URL on one host.
+        init_method: rendezvous of the ranks, a `file://` URL on one host, else `tcp://`.
+        gpu: number of this rank's GPU on its node; None: the CPU.
     """
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"trainer.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -61,20 +65,38 @@ class TrainWorker:
         """Sends the weights to every engine, as a new version."""
         return self._actor.update_weights(engines, api_key)
 
+    def send_weights(self, engines: list[EngineAddress], api_key: str | None) -> None:
+        """Sends the weights of the current version to some engines, which lack them."""
+        self._actor.send_weights(engines, api_key)
+
     def check_weights(self, engines: list[EngineAddress], api_key: str | None) -> int | None:
         """Compares all tensors with those of every engine."""
         return self._actor.check_weights(engines, api_key)
 
+    def offload(self) -> None:
+        """Gives this rank's memory back to the system."""
+        self._actor.offload()
+
+    def resume(self) -> None:
+        """Takes it again."""
+        self._actor.resume()
+
+    def resident(self) -> int:
+        """Bytes that this process holds."""
+        return resident_bytes()
+
     def end(self) -> set[str]:
         """The run ends: leaves nothing behind. Returns the options that this process has read."""
         self._actor.end_updates()
+        self._actor.end_recording()
         return self._args.options_read()
 
 
 class CriticWorker:
     """One rank of the critic, with the options of its role. Arguments and methods as of `TrainWorker`."""
 
-    def __init__(self, args: Any, rank: int, world_size: int, init_method: str):
+    def __init__(self, args: Any, rank: int, world_size: int, init_method: str, gpu: int | None = None):
+        _use_gpu(gpu)
         setup_logging(args.run_dir, f"critic.{rank}")
         if args.slime_imports:
             slime_imports.install()
@@ -103,6 +125,25 @@ class CriticWorker:
         """Returns when no checkpoint is being written in the background."""
         self._critic.finish_save()
 
+    def offload(self) -> None:
+        """Gives this rank's memory back to the system."""
+        self._critic.offload()
+
+    def resume(self) -> None:
+        """Takes it again."""
+        self._critic.resume()
+
+    def resident(self) -> int:
+        """Bytes that this process holds."""
+        return resident_bytes()
+
     def end(self) -> set[str]:
         """The run ends. Returns the options that this process has read."""
+        self._critic.end_recording()
         return self._args.options_read()
+
+
+def _use_gpu(gpu: int | None) -> None:
+    """This process sees that GPU alone. CUDA reads it at its first call, which comes later."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)

@@ -11,7 +11,7 @@ Weight sync, checksums and the export to a directory all read this one generator
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,6 +109,8 @@ class Exporter:
     Args:
         max_bytes: of a round.
         receiver: the rank that gets the tensors.
+        read: the values of a parameter, called as it is needed: where they are somewhere else than in the parameter,
+            one round at most is in memory.
     """
 
     def __init__(
@@ -119,8 +121,9 @@ class Exporter:
         *,
         max_bytes: int,
         receiver: int = 0,
+        read: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach,
     ):
-        self._parameters = dict(parameters)
+        self._parameters, self._read = dict(parameters), read
         self._names = names
         self._receiver = receiver
         world = dist.is_initialized() and dist.get_world_size() > 1
@@ -140,7 +143,12 @@ class Exporter:
                 continue
             received = self._receive(items)
             for item in items:
-                parts = [received.pop((item.name, piece.index)) for piece in item.pieces]
+                parts = [
+                    self._read(self._parameters[piece.name])
+                    if piece.rank == self._rank
+                    else received.pop((item.name, piece.index))
+                    for piece in item.pieces
+                ]
                 mapped = self._names[item.name]
                 yield from mapped.to_hf(mapped.entry.shard.join(parts))
                 del parts
@@ -152,18 +160,15 @@ class Exporter:
         device = self._parameters[pieces[0].name].device
         message = torch.zeros(size, dtype=torch.uint8, device=device)
         for piece, offset in zip(pieces, offsets, strict=True):
-            _view(message, piece, offset).copy_(self._parameters[piece.name].data)
+            _view(message, piece, offset).copy_(self._read(self._parameters[piece.name]))
         dist.send(message, dst=self._receiver)
 
     def _receive(self, items: Sequence[Item]) -> dict[tuple[str, int], torch.Tensor]:
-        """The shards of a round, by (name, index)."""
+        """The other ranks' shards of a round, by (name, index)."""
         device = next(iter(self._parameters.values())).device
         found, waiting = {}, []
-        for rank in sorted({piece.rank for item in items for piece in item.pieces}):
+        for rank in sorted({piece.rank for item in items for piece in item.pieces} - {self._receiver}):
             pieces, offsets, size = _layout(items, rank)
-            if rank == self._receiver:
-                found |= {(piece.name, piece.index): self._parameters[piece.name].data for piece in pieces}
-                continue
             message = torch.empty(size, dtype=torch.uint8, device=device)
             waiting.append(dist.irecv(message, src=rank))
             for piece, offset in zip(pieces, offsets, strict=True):

@@ -52,6 +52,7 @@ class SendOptions:
         local_dir: the whole checkpoint that deltas are applied to, for engines that don't apply them.
         post_write: `(version_dir, engines)`, called once weights are on disk.
         engine: their kind, `embedded` or `sglang`.
+        keep_buffers: whether shared memory is kept from one update to the next.
     """
 
     transport: str
@@ -66,6 +67,7 @@ class SendOptions:
     delta_checksum: str = "xxh3-128"
     post_write: Callable[[str, list[EngineControl]], Any] | None = None
     engine: str = "embedded"
+    keep_buffers: bool = True
 
 
 class WeightSender(Protocol):
@@ -104,4 +106,4 @@ def make_sender(options: SendOptions) -> WeightSender:
         return SGLangTensorSender(options.buffer_size, options.pause_mode)
     from colloid.weights.tensor_transport import TensorSender
 
-    return TensorSender(options.buffer_size, options.pause_mode)
+    return TensorSender(options.buffer_size, options.pause_mode, keep=options.keep_buffers)

@@ -99,6 +99,12 @@ class SharedBuffer:
         raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
 
 
+def remove_leftovers() -> None:
+    """Removes what processes of this user that were killed have left in shared memory."""
+    for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
+        _remove_leftovers(directory)
+
+
 def _remove_leftovers(directory: Path) -> None:
     """A living owner holds the lock of its file; one without bytes is about to be locked."""
     for path in directory.glob(PREFIX + "*"):
@@ -122,10 +128,11 @@ class TensorSender:
 
     Args:
         buffer_size: bytes of shared memory; half of it is one bucket.
+        keep: whether the shared memory is kept between updates, as making it takes as long as filling it.
     """
 
-    def __init__(self, buffer_size: int, pause_mode: str):
-        self._bucket_size, self._pause_mode = max(1, buffer_size // 2), pause_mode
+    def __init__(self, buffer_size: int, pause_mode: str, *, keep: bool = True):
+        self._bucket_size, self._pause_mode, self._keep = max(1, buffer_size // 2), pause_mode, keep
         self._buffers = SharedBuffer(), SharedBuffer()
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
@@ -144,9 +151,11 @@ class TensorSender:
                 self.close()  # an engine may still read
                 raise
             update.end(num_tensors)
+        if not self._keep:
+            self.close()
         return Sent(num_tensors, num_bytes, update.seconds_paused)
 
     def close(self) -> None:
-        """Gives the shared memory back; it is kept between updates, as making it takes as long as filling it."""
+        """Gives the shared memory back."""
         for buffer in self._buffers:
             buffer.close()

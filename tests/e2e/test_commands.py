@@ -1,5 +1,6 @@
 """The commands that users bring: with `--dry-run` as they stand, and for real with a tiny model on one rank."""
 
+import gzip
 import json
 import os
 import subprocess
@@ -73,6 +74,8 @@ def test_the_first_command_trains(tmp_path, tiny_model_dir):
         *("--actor-num-nodes", 1, "--actor-num-gpus-per-node", 1, "--rollout-num-gpus", 1),
         *("--use-kl-loss", "--kl-loss-coef", 0.001, "--global-batch-size", 16, "--num-rollout", 2),
         *("--run-name", "first", "--update-weight-buffer-size", 65536, "--check-weight-update-equal"),
+        *("--use-pytorch-profiler", "--profile-step-start", 1, "--profile-step-end", 2, "--profile-target"),
+        *("train_log_probs", "--utilization-interval", 1),
     )
     assert ended.code == 0, ended.output
     lines = [json.loads(line) for line in (tmp_path / "outputs/first/metrics.jsonl").read_text().splitlines()]
@@ -84,8 +87,13 @@ def test_the_first_command_trains(tmp_path, tiny_model_dir):
     for line in lines:
         assert line["train/train_rollout_logprob_abs_diff"] < 1e-4
         assert line["train/grad_norm"] > 0
+        roles = {name.split("/")[2] for name in line if name.startswith("perf/process/")}
+        assert {"driver", "trainer", "rollout", "engine", "router"} <= roles
+        assert any(name.startswith("perf/host/") for name in line)
     assert list((tmp_path / "outputs/first").glob("events.out.tfevents.*"))
     assert "never read" not in ended.output
+    with gzip.open(tmp_path / "outputs/first/profiles/train_log_probs.rollout1.actor0.json.gz", "rt") as file:
+        assert any(event["name"] == "train_log_probs" for event in json.load(file)["traceEvents"])
 
 
 @pytest.mark.timeout(900)

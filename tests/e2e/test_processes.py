@@ -46,22 +46,3 @@ def test_all_processes_listen_on_loopback_and_die_with_a_killed_driver(tmp_path,
     _, alive = psutil.wait_procs(own, timeout=120)
     alive = [member for member in alive if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
     assert not alive, alive
-
-
-@pytest.mark.timeout(900)
-def test_a_trainer_that_is_killed_ends_the_run_by_name(tmp_path, tiny_model_dir):
-    data = write_sums(tmp_path / "data.jsonl", 16)
-    arguments = tiny_arguments(tiny_model_dir("qwen3"), data)
-    process = start_training(tmp_path, *arguments, "--num-rollout", 100000, "--run-name", "run")
-    try:
-        _wait_for_metrics(tmp_path / "outputs/run", process, tmp_path / "output.txt")
-        family = psutil.Process(process.pid).children(recursive=True)
-        (trainer,) = [member for member in family if member.name().startswith("ray::TrainWor")]
-        trainer.kill()
-        assert process.wait(300) == 1
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(30)
-    message = (tmp_path / "output.txt").read_text().rsplit("error: ", 1)[1]
-    assert "ended while the run waited for" in message and "--load" in message

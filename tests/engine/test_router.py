@@ -10,6 +10,7 @@ import pytest
 
 from colloid.engines.addresses import address_for, address_towards, free_port
 from colloid.engines.control import EngineControl
+from colloid.engines.launch import WorkerRole
 from colloid.engines.router import ExternalRouter, Router, RouterConfig
 from colloid.errors import ConfigError, EngineError
 from colloid.rollout.client import EngineClient
@@ -25,6 +26,8 @@ class FakeEngine(BaseHTTPRequestHandler):
         authorised = self.headers.get("Authorization") == f"Bearer {KEY}" or self.path == "/health"
         data = {"model_path": "/nowhere", "served_model_name": "m", "got": json.loads(body) if body else None}
         data["port"] = self.server.server_address[1]
+        if self.path == "/generate":
+            vars(self.server).setdefault("generated", []).append(data["got"])
         answer = json.dumps(data).encode()
         self.send_response(200 if authorised else 401)
         self.send_header("Content-Type", "application/json")
@@ -132,3 +135,25 @@ def test_engines_listen_on_loopback_unless_the_router_is_elsewhere():
 def test_free_ports_can_be_bound():
     server = ThreadingHTTPServer(("127.0.0.1", free_port()), FakeEngine)
     server.server_close()
+
+
+@pytest.mark.parametrize("kind", ["sglang-router", pytest.param("smg", marks=WITHOUT_SMG)])
+def test_an_engine_that_prefills_and_one_that_decodes_get_the_same_request_and_know_where_to_meet(kind, tmp_path):
+    router = Router(RouterConfig(kind=kind, options={"pd_disaggregation": True}), KEY, tmp_path)
+    servers = {}
+    try:
+        for role in (WorkerRole("prefill", 8998), WorkerRole("decode")):
+            servers[role.kind] = server = ThreadingHTTPServer(("127.0.0.1", 0), FakeEngine)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            router.register(f"http://127.0.0.1:{server.server_address[1]}", role)
+        request = {"input_ids": [1, 2], "rid": "r", "return_logprob": True, "sampling_params": {"max_new_tokens": 2}}
+        answer = EngineControl(router.url, KEY).post("/generate", request)
+    finally:
+        router.stop()
+        for server in servers.values():
+            server.shutdown()
+    assert answer["port"] == servers["decode"].server_address[1]
+    (prefill,), (decode,) = (server.generated for server in servers.values())
+    assert prefill == decode
+    assert {key: decode[key] for key in request} == request
+    assert (decode["bootstrap_host"], decode["bootstrap_port"]) == ("127.0.0.1", 8998)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 
 import pytest
@@ -95,6 +96,13 @@ def leave(code):
     os._exit(code)
 
 
+def be_killed_once(been):
+    if os.path.exists(been):
+        return "alive"
+    open(been, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def print_and_return(value):
     print("noise on stdout", flush=True)
     return value
@@ -152,6 +160,12 @@ def test_what_raises_or_dies_fails_alone():
         return await pool.run(f"{HERE}:double", (2,), 30)
 
     assert with_pool(run) == 4
+
+
+def test_a_call_whose_worker_is_killed_from_outside_is_made_again(tmp_path):
+    been = tmp_path / "been"
+    assert with_pool(lambda pool: pool.run(f"{HERE}:be_killed_once", (str(been),), 30)) == "alive"
+    assert been.exists()
 
 
 def test_a_functions_own_time_limit_is_not_taken_for_the_calls():

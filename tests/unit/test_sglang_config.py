@@ -82,10 +82,12 @@ def test_without_a_file_there_is_the_policy_with_equal_engines():
 def test_the_plan_shows_each_group_with_its_slots(plan):
     text = describe_plan(plan(TWO))
     assert "12 device slots" in text
-    assert "2 × embedded, 1 slot each: slots 1-2" in text
-    assert "1 × embedded, 2 slots each: slots 3-4" in text
-    assert "a placeholder: slots 5-7" in text
-    assert "2 × embedded, 2 slots each: slots 8-11" in text and "frozen" in text
+    assert "2 × embedded, 1 slot each" in text and "2 × embedded, 2 slots each" in text and "frozen" in text
+    assert "none, a placeholder of 3 slots" in text
+    assert (
+        "this host: trainer rank 0 on slot 0; actor engines 0-1 on slots 1-2; actor engine 2 on slots 3-4; "
+        "placeholders 0-2 on slots 5-7; judge engines 0-1 on slots 8-11 (2 each)"
+    ) in text
     assert "2 processes: sglang-router" in text
 
 

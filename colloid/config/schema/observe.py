@@ -2,8 +2,6 @@
 
 from colloid.config.option import FLAG, OFF, SWITCH, opt
 
-LATER = {"built": ()}
-
 LOGGING = (
     opt("--use-tensorboard", FLAG, None, "Accepted: TensorBoard events are always written."),
     opt(
@@ -65,23 +63,56 @@ DEBUG = (
     ),
     opt("--dump-details", "str", None, "Directory: save both there, as rollout_data/… and train_data/…."),
     opt("--save-rollouts", SWITCH, True, "Write the samples of rollouts and evaluations to `rollouts/*.parquet`."),
-    opt("--memory-snapshot-dir", "str", ".", "Directory of memory snapshots.", **LATER),
-    opt("--memory-snapshot-num-steps", "int", None, "Steps of a memory snapshot.", low=1, **LATER),
+    opt(
+        "--use-pytorch-profiler",
+        FLAG,
+        None,
+        "Write traces of training (torch.profiler) to `profiles/` of the run, for Perfetto or chrome://tracing.",
+    ),
+    opt("--profile", FLAG, None, "Accepted beside that."),
+    opt("--profile-step-start", "int", 10, "First rollout that is profiled.", low=0),
+    opt("--profile-step-end", "int", 12, "The one after the last.", low=1),
+    opt("--profile-ranks", "int", [0], "Trainer ranks that record a profile or their memory.", nargs="+", low=0),
     opt(
         "--profile-target",
         "str",
         ["train_overall"],
-        "What is profiled.",
+        "What is profiled, a file each: all that is trained of a rollout, or of that the optimizer steps or the passes "
+        "before them.",
         nargs="+",
         choices=("train_overall", "train_actor", "train_log_probs"),
-        **LATER,
     ),
-    opt("--memory-recorder", "str", "torch", "Recorder of memory.", choices=("torch", "memray"), **LATER),
-    opt("--record-memory-history", FLAG, None, "Record allocations.", **LATER),
+    opt(
+        "--record-memory-history",
+        FLAG,
+        None,
+        "Record every allocation of trainer ranks, from before the model is built.",
+    ),
+    opt(
+        "--memory-recorder",
+        "str",
+        "torch",
+        "How: torch (CUDA's allocator) or memray (the host's memory; pip install 'colloid[memray]').",
+        choices=("torch", "memray"),
+    ),
+    opt("--memory-snapshot-dir", "str", None, "Where recordings go.", shown="memory in the run directory"),
+    opt(
+        "--memory-snapshot-num-steps",
+        "int",
+        None,
+        "Rollouts after which a recording ends.",
+        low=1,
+        shown="at the end of the run",
+    ),
 )
 
 SERVICES = (
-    opt("--http-proxy", "str", None, "Proxy of HTTP requests.", **LATER),
+    opt(
+        "--http-proxy",
+        "str",
+        None,
+        "Proxy, http://…, of requests that leave the run: to the servers at --rm-url and --rollout-buffer-url.",
+    ),
     opt(
         "--use-distributed-post",
         FLAG,
@@ -91,10 +122,29 @@ SERVICES = (
         refused="one process sends all requests, since it alone knows which are to be aborted, repeated or held back "
         "while weights change; what else would keep it busy runs beside it (graders, --num-data-workers)",
     ),
-    opt("--rollout-buffer-url", "str", None, "Address of a rollout buffer.", **LATER),
-    opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
-    opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),
-    opt("--rollout-task-type", "str", "math", "Its task.", **LATER),
+    opt(
+        "--rollout-buffer-url",
+        "str",
+        None,
+        "A server that makes the rollouts: it generates with the run's engines and hands out finished, graded "
+        "trajectories.",
+    ),
+    opt(
+        "--fetch-trajectory-retry-times",
+        "int",
+        -1,
+        "Failed requests to it, one after another, after which it is given up; -1: as long as half an hour.",
+        low=-1,
+    ),
+    opt(
+        "--min-batch-collection-ratio",
+        "float",
+        1.0,
+        "Share of a rollout's groups that is trained where it is given up.",
+        low=0,
+        high=1,
+    ),
+    opt("--rollout-task-type", "str", "math", "Which of its tasks it is to do."),
     opt(
         "--loss-mask-type",
         "str",

@@ -55,7 +55,14 @@ TRAINING = (
         None,
         "YAML with the sections `actor` and `critic`: options of the optimizer and its schedule, for that role.",
     ),
-    opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
+    opt(
+        "--padded-vocab-size",
+        "int",
+        None,
+        "Rows of the embedding and of the head in the trainer.",
+        low=1,
+        shown="the vocabulary, up to a multiple of --make-vocab-size-divisible-by and the tensor-parallel ranks",
+    ),
     opt(
         "--only-train-params-name-list",
         "str",
@@ -158,5 +165,13 @@ WEIGHTS = (
         None,
         "Keep a host copy of the weights that the engines have; the old log-probs are theirs.",
     ),
-    opt("--release-train", FLAG, None, "End the trainer after the weight update.", **LATER),
+    opt(
+        "--release-train",
+        FLAG,
+        None,
+        "End the trainer after the weight update.",
+        built=(),
+        refused="its processes would have to start again for every rollout; --offload-train gives back all of their "
+        "memory but that of the libraries",
+    ),
 )

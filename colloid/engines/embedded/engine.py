@@ -146,6 +146,12 @@ class Engine:
     def forget_prefixes(self) -> None:
         self.scheduler.forget_prefixes()
 
+    def release_cache(self) -> None:
+        """Gives the cache's memory back to the system. Nothing may be in the engine."""
+        self._plan = None
+        self.forget_prefixes()
+        self._cache.give_back()
+
     # ---- steps
 
     @torch.inference_mode()

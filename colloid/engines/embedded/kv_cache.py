@@ -25,8 +25,15 @@ class KVCache:
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype):
         self.page_size = page_size
         shape = (config.num_layers, num_pages, config.num_kv_heads)
-        self.keys = _lazily_zero((*shape, config.key_dim, page_size), dtype)
-        self.values = _lazily_zero((*shape, page_size, config.value_dim), dtype)
+        self._reserved: list[mmap.mmap] = []
+        self.keys = self._lazily_zero((*shape, config.key_dim, page_size), dtype)
+        self.values = self._lazily_zero((*shape, page_size, config.value_dim), dtype)
+
+    def give_back(self) -> None:
+        """No page is resident any more: all are zero, and become resident anew as they are written."""
+        if sys.platform == "linux":
+            for buffer in self._reserved:
+                buffer.madvise(mmap.MADV_DONTNEED)
 
     def copy_page(self, source: int, destination: int) -> None:
         if source != destination:
@@ -59,16 +66,16 @@ class KVCache:
         v = self.values[layer].index_select(0, pages)
         return k.permute(1, 0, 3, 2).flatten(1, 2), v.transpose(0, 1).flatten(1, 2)
 
+    def _lazily_zero(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of zeros whose memory becomes resident page by page, as it is written."""
+        size = torch.Size(shape).numel() * dtype.itemsize
+        if sys.platform == "linux":
+            buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+        else:
+            buffer = mmap.mmap(-1, size)
+        self._reserved.append(buffer)
+        return torch.frombuffer(buffer, dtype=dtype).view(shape)
+
 
 def bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return config.num_layers * config.num_kv_heads * (config.key_dim + config.value_dim) * dtype.itemsize
-
-
-def _lazily_zero(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of zeros whose memory becomes resident page by page, as it is written."""
-    size = torch.Size(shape).numel() * dtype.itemsize
-    if sys.platform == "linux":
-        buffer = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    else:
-        buffer = mmap.mmap(-1, size)
-    return torch.frombuffer(buffer, dtype=dtype).view(shape)

@@ -9,6 +9,7 @@ from aiohttp import web
 from colloid.engines.contract import AbortRequest, PauseRequest, WeightUpdateBucket, WeightUpdateEnd, WeightUpdateStart
 from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_generate import GenerateInput, SamplingParams
+from colloid.engines.contract_memory import MemoryTags
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate, GroupStart, group_name
 from colloid.engines.embedded.server import (
     HEALTH_GENERATE_SECONDS,
@@ -38,6 +39,8 @@ class ControlRoutes:
             (("POST",), ("/abort_request",), self.abort_request),
             (("POST",), ("/pause_generation",), self.pause_generation),
             (("POST",), ("/continue_generation",), self.continue_generation),
+            (("POST",), ("/release_memory_occupation",), self.release_memory_occupation),
+            (("POST",), ("/resume_memory_occupation",), self.resume_memory_occupation),
             (("POST",), ("/begin_weight_update",), self.begin_weight_update),
             (("POST",), ("/update_weights_from_tensor",), self.update_weights_from_tensor),
             (("POST",), ("/update_weights_from_disk",), self.update_weights_from_disk),
@@ -57,9 +60,11 @@ class ControlRoutes:
         return json_response({"status": "ok"})
 
     async def health_generate(self, request: web.Request) -> web.Response:
-        """Generates one token; a paused engine only says that it lives."""
+        """Generates one token; an engine that is paused, or whose memory is released, only says that it lives."""
         if self.worker.is_paused:
             return json_response({"status": "ok", "paused": True})
+        if self.server.memory.released:
+            return json_response({"status": "ok", "released": self.server.memory.released})
         params = SamplingParams(max_new_tokens=1, temperature=0.0, ignore_eos=True)
         generation = await self.server.start([GenerateInput((0,), None, params, None, False)], stream=False)
         try:
@@ -104,6 +109,8 @@ class ControlRoutes:
                 "dp_size": 1,
                 "weight_version": self.engine.weight_version,
                 "is_paused": self.worker.is_paused,
+                "released": self.server.memory.released,
+                "weights_complete": self.server.updates.weights_complete,
                 "internal_states": [self._load()],
             }
         )
@@ -162,6 +169,19 @@ class ControlRoutes:
 
         await self.worker.call(proceed)
         return json_response({"status": "ok", "message": "generation continues"})
+
+    # ---- memory
+
+    async def release_memory_occupation(self, request: web.Request) -> web.Response:
+        """Answers when the memory is given back."""
+        body, memory = MemoryTags.from_json(await read_json(request)), self.server.memory
+        await self.worker.call(memory.release, body)
+        return json_response({"success": True, "released": memory.released})
+
+    async def resume_memory_occupation(self, request: web.Request) -> web.Response:
+        body, memory = MemoryTags.from_json(await read_json(request)), self.server.memory
+        await self.worker.call(memory.resume, body)
+        return json_response({"success": True, "released": memory.released})
 
     # ---- weights
 

@@ -20,6 +20,7 @@ from aiohttp import web
 from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_generate import GenerateInput, GenerateRequest
 from colloid.engines.embedded.answers import AnswerWriter
+from colloid.engines.embedded.memory import Occupation
 from colloid.engines.embedded.request import FinishReason, Sequence
 from colloid.engines.embedded.text import Text
 from colloid.engines.embedded.update import WeightUpdates
@@ -107,6 +108,7 @@ class EngineServer:
     def __init__(self, worker: Worker, text: Text, store: WeightStore, info: ServerInfo, api_key: str | None = None):
         self.worker, self.text, self.store, self.info = worker, text, store, info
         self.updates = WeightUpdates(worker.engine, store, info.weights_dirs)
+        self.memory = Occupation(worker.engine, self.updates)
         self._authorization = f"Bearer {api_key}".encode() if api_key else None
         self.started = int(time.time())
 
@@ -119,6 +121,8 @@ class EngineServer:
 
     async def start(self, prompts: list[GenerateInput], stream: bool) -> Generation:
         """Tokenises, checks and queues the prompts of a request. Raises BadRequest."""
+        if reason := self.memory.why_not_ready():
+            raise web.HTTPServiceUnavailable(text=reason)
         if self.updates.is_broken:
             raise web.HTTPServiceUnavailable(text="the last weight update was not completed: send a complete one")
         has_text = any(prompt.text is not None for prompt in prompts)

@@ -37,6 +37,7 @@ class WeightUpdates:
         self._maps = SharedMaps()
         self.groups = UpdateGroups()
         self.weights_complete = True
+        self._takes_weights = True
 
     @property
     def is_broken(self) -> bool:
@@ -50,9 +51,20 @@ class WeightUpdates:
             self._version = None
             raise BadRequest("a weight update was not completed: send a complete one before generation continues")
 
+    def drop_weights(self) -> None:
+        """Frees the weights, and takes no others until `await_weights`."""
+        if self._version is not None:
+            raise BadRequest(f"the update to version {self._version!r} is going on: end it before memory is released")
+        self._maps.forget()
+        self._store.drop()
+        self.weights_complete = self._takes_weights = False
+
+    def await_weights(self) -> None:
+        """After `drop_weights`: a complete update may come."""
+        self._takes_weights = True
+
     def begin(self, start: WeightUpdateStart, is_paused: bool) -> None:
-        if not is_paused:
-            raise BadRequest("weights are updated while generation is paused: call /pause_generation first")
+        self._check_may_begin(is_paused)
         self._version, self._num_received, self._awaited = start.weight_version, 0, frozenset()
         self._store.begin()
 
@@ -94,8 +106,7 @@ class WeightUpdates:
         Of a delta whose base is not what the engine holds nothing is taken. One of which parts did not arrive leaves
         the update going on, until those are sent again in a further delta.
         """
-        if not is_paused:
-            raise BadRequest("weights are updated while generation is paused: call /pause_generation first")
+        self._check_may_begin(is_paused)
         version = update.weight_version or self._engine.weight_version
         failed: list[str] = []
         if update.is_delta:
@@ -124,6 +135,12 @@ class WeightUpdates:
         self._version = None
         self._complete(version)
         return {"success": True, "message": f"{num_tensors} tensors", "weight_version": version}
+
+    def _check_may_begin(self, is_paused: bool) -> None:
+        if not is_paused:
+            raise BadRequest("weights are updated while generation is paused: call /pause_generation first")
+        if not self._takes_weights:
+            raise BadRequest("the engine's weights are released: call /resume_memory_occupation first")
 
     def _check_base(self, base: str, version: str, names: list[str]) -> None:
         if self._awaited and self._version == version:

@@ -41,6 +41,13 @@ class WeightStore:
         for slot in self._slots:
             slot.staged.clear()
 
+    def drop(self) -> None:
+        """Frees all weights; they are there again after a complete replacement."""
+        self.begin()
+        for slot in self._slots:
+            setattr(slot.owner, slot.attribute, None)
+        self.model.head = None
+
     def receive(self, name: str, tensor: torch.Tensor, *, copy: bool = True) -> None:
         """Takes one tensor, of any float dtype. `copy`: its memory is someone else's, who changes it later."""
         if name == HEAD and self.model.config.tied_embeddings:

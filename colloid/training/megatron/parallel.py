@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from colloid.errors import ConfigError
+from colloid.training import rendezvous
 from colloid.training.sequence_split import SequenceSplit
 from colloid.weights.hf_loader import NamedParameters
 from colloid.weights.names import NameMap, Shard
@@ -44,7 +46,7 @@ def initialize(
     """Joins the world of trainer ranks and divides it.
 
     Args:
-        init_method: rendezvous, `file:///…` on one host. Then gloo listens on loopback alone.
+        init_method: `file:///…` on one host, where gloo then listens on loopback alone; else `tcp://address:port`.
         device: `cpu` (gloo) or `cuda` (NCCL, and gloo for host tensors).
 
     Raises:
@@ -64,13 +66,8 @@ def initialize(
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    dist.init_process_group(
-        backend="gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
-        init_method=init_method,
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(minutes=timeout_minutes),
-    )
+    backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    rendezvous.join(init_method, rank, world_size, backend, timedelta(minutes=timeout_minutes))
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -142,12 +139,16 @@ def largest(value: int) -> int:
     return int(tensor)
 
 
-def sequence_split(sequence_parallel: bool) -> SequenceSplit:
-    """This rank's part of each sequence."""
+def sequence_split(sequence_parallel: bool, pad_multiple: int = 1) -> SequenceSplit:
+    """This rank's part of each sequence.
+
+    Args:
+        pad_multiple: what the tokens of a micro-batch are padded to a multiple of, besides what the ranks need.
+    """
     return SequenceSplit(
         rank=parallel_state.get_context_parallel_rank(),
         size=parallel_state.get_context_parallel_world_size(),
-        multiple=tensor_parallel_group().size() if sequence_parallel else 1,
+        multiple=math.lcm(pad_multiple, tensor_parallel_group().size() if sequence_parallel else 1),
     )
 
 

@@ -1,0 +1,123 @@
+"""From the trainer's ranks to the engines: new versions to all of them, the current one to those that join.
+
+    sync:  requests are held ──► every rank sends ──► joining engines serve as well ──► requests go on
+    join:  the driver waits for a rollout: the trainer is idle ──► its ranks send to the newcomers alone ──► these serve
+
+Where the trainer's weights are ahead of the engines' version, newcomers wait for the next sync; where no engine serves
+at all that would never come, and it is made at once. With `--use-fault-tolerance` engines that fail in an update are
+left out, and it is sent again to the others, which may have a part of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from colloid.engines.control import EngineAddress
+from colloid.errors import WeightSyncError
+
+logger = logging.getLogger(__name__)
+
+MAX_ATTEMPTS = 4
+"""Times that an update is sent, each time to those engines that are left."""
+
+
+class WeightSync:
+    """Used by the driver.
+
+    Args:
+        rollout, workers: the actors.
+        wait: `(references, what)` -> their values.
+        tolerates: whether engines may fail in an update.
+        version: of the weights that the engines would hold after an update before the first one.
+    """
+
+    def __init__(
+        self,
+        rollout: Any,
+        workers: Sequence[Any],
+        wait: Callable[[list[Any], str], list[Any]],
+        *,
+        api_key: str,
+        pause_mode: str,
+        tolerates: bool,
+        checks: bool,
+        version: int = 0,
+    ):
+        self._rollout, self._workers, self._wait = rollout, workers, wait
+        self._api_key, self._pause_mode = api_key, pause_mode
+        self._tolerates, self._checks = tolerates, checks
+        self.version = version
+        self.is_ahead = True
+        """Whether the trainer's weights are others than those of `version`."""
+
+    def sync(self) -> dict[str, float]:
+        """Sends the trainer's weights to all engines, as the next version.
+
+        Raises:
+            WeightSyncError: an engine did not take them. Nothing is left held or paused; one that has missed a part
+                refuses to generate.
+        """
+        hold = self._rollout.begin_update.remote(self._pause_mode)
+        engines = self._wait([hold], "running requests, before weights change")[0]
+        try:
+            metrics, engines = self._send("update_weights", engines, f"the weight update to version {self.version + 1}")
+        except BaseException:
+            self._rollout.end_update.remote(self.version, [])
+            raise
+        self.version += 1
+        self.is_ahead = False
+        self._wait([self._rollout.end_update.remote(self.version, engines)], "requests to go on")
+        if self._checks:
+            self.check(engines)
+        return metrics
+
+    def check(self, engines: Sequence[EngineAddress]) -> None:
+        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
+        count, engines = self._send("check_weights", engines, "the engines' weights to be compared")
+        logger.info("weight version %d: %d tensors equal on all %d engines", self.version, count, len(engines))
+
+    def serve_joining(self) -> None:
+        """Engines that lack nothing but the current weights get them, where the trainer has these and is idle."""
+        joining = self._wait([self._rollout.joining.remote()], "the list of engines")[0]
+        if not joining.engines:
+            return
+        if self.is_ahead:
+            if not joining.num_serving:
+                logger.warning("no engine serves, and the trainer is ahead of version %d: a new one", self.version)
+                self.sync()
+            return
+        try:
+            what = f"version {self.version} to reach {', '.join(engine.url for engine in joining.engines)}"
+            self._wait(self._calls("send_weights", joining.engines), what)
+            if self._checks:
+                self._wait(self._calls("check_weights", joining.engines), "the weights of new engines to be compared")
+        except WeightSyncError as error:
+            if not self._tolerates:
+                raise
+            self._wait([self._rollout.drop.remote(joining.engines, str(error))], "new engines to be taken out")
+            return
+        self._wait([self._rollout.admit.remote(joining.engines)], "new engines to be registered")
+
+    def _send(self, verb: str, engines: Sequence[EngineAddress], what: str) -> tuple[Any, Sequence[EngineAddress]]:
+        """Calls a verb of all ranks, again without those engines that failed; rank 0's result, and who is left."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return self._wait(self._calls(verb, engines), what)[0], engines
+            except WeightSyncError as error:
+                if not self._tolerates or attempt == MAX_ATTEMPTS:
+                    raise
+                left = self._rollout.left_after_failed_update.remote(engines, str(error), attempt)
+                again = self._wait([left], "engines that can take weights")[0]
+                if not again:
+                    raise
+                if verb == "check_weights":  # one that came meanwhile has not been sent any
+                    names = {engine.name for engine in again}
+                    again = [engine for engine in engines if engine.name in names]
+                logger.warning("%s failed, and is repeated with %d engines: %s", what, len(again), error)
+                engines = again
+        raise AssertionError("unreachable")
+
+    def _calls(self, verb: str, engines: Sequence[EngineAddress]) -> list[Any]:
+        return [getattr(worker, verb).remote(list(engines), self._api_key) for worker in self._workers]

@@ -1,0 +1,62 @@
+"""Options of nodes, of the ranks' environment, and of how an engine divides its GPUs."""
+
+import pytest
+
+from colloid.config.cluster import train_environment
+from colloid.errors import ConfigError
+from tests.unit.test_config_resolve import plan
+
+EIGHT = ("--rollout-engine", "sglang", "--rollout-num-gpus", "8", "--rollout-num-gpus-per-engine", "8")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--sglang-dp-size 3 --sglang-enable-dp-attention", "8 is no multiple of --sglang-dp-size 3"),
+        ("--sglang-attn-dp-size 3", "8 is no multiple of --sglang-attn-dp-size 3"),
+        ("--sglang-dp-size 2", "--sglang-enable-dp-attention"),
+        ("--sglang-dp-size 2 --sglang-attn-dp-size 2", "say the same of attention"),
+        ("--sglang-pp-size 2", "--sglang-pp-size 2 is not supported yet"),
+        ("--sglang-ep-size 3 --num-experts 6", "8 is no multiple of --sglang-ep-size 3"),
+        ("--sglang-ep-size 8 --num-experts 12", "--sglang-ep-num-redundant-experts = 12 cannot be divided"),
+        ("--sglang-ep-size 2 --sglang-moe-dp-size 2", "2 × --sglang-moe-dp-size 2 = 4 must be --rollout-num-gpus-per"),
+        ("--num-attention-heads 12", "the model's 12 attention heads cannot be divided among 8 / 1 = 8 ranks"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_cannot_be_divided_so_is_refused_with_the_equation(given, words):
+    with pytest.raises(ConfigError) as raised:
+        plan(*EIGHT, *given.split())
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--sglang-dp-size 4 --sglang-enable-dp-attention --num-attention-heads 12",
+        "--sglang-attn-dp-size 8",
+        "--sglang-ep-size 8 --num-experts 12 --sglang-ep-num-redundant-experts 4",
+        "--sglang-ep-size 4 --sglang-moe-dp-size 2",
+    ],
+)
+def test_divisions_that_work_are_taken(given):
+    plan(*EIGHT, *given.split())
+
+
+def test_the_ranks_environment_is_names_and_values():
+    args = plan("--train-env-vars", '{"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NVLS_ENABLE": 0}')
+    assert train_environment(args) == {"NCCL_SOCKET_IFNAME": "eth0", "NCCL_NVLS_ENABLE": "0"}
+    for wrong, words in (
+        ('["A"]', "must be a JSON object"),
+        ('{"A": null}', "the value of A"),
+        ('{"CUDA_VISIBLE_DEVICES": "0"}', "CUDA_VISIBLE_DEVICES is set by the run"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            plan("--train-env-vars", wrong)
+
+
+def test_tensor_groups_across_nodes_are_warned_of():
+    def warned(gpus: str, tensor: str) -> bool:
+        given = ("--actor-num-nodes", "2", "--actor-num-gpus-per-node", gpus, "--tensor-model-parallel-size", tensor)
+        return any("lie across nodes" in text for text in plan(*given).warnings)
+
+    assert warned("6", "4") and not warned("8", "4") and not warned("8", "16")
