@@ -125,16 +125,7 @@ def test_an_engine_in_bfloat16_is_further_from_the_trainer_and_is_corrected(tmp_
 
 @pytest.mark.timeout(900)
 def test_a_run_whose_engine_router_and_trainer_are_killed_is_the_undisturbed_run(tmp_path):
-    sizes = (
-        "--num-rollout",
-        8,
-        "--rollout-batch-size",
-        2,
-        "--n-samples-per-prompt",
-        2,
-        "--rollout-max-response-len",
-        8,
-    )
+    sizes = ("--num-rollout", 8, "--rollout-batch-size", 2, "--n-samples-per-prompt", 2)
     printed = run_quietly("fault_tolerance", tmp_path / "outputs", *sizes, timeout=700)
     assert printed.rstrip().endswith("no difference")
     kills = (tmp_path / "outputs/fault-tolerance/kills.jsonl").read_text().splitlines()
