@@ -8,15 +8,14 @@ The trainer knows the policy's engines alone, so nothing else ever changes its w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
 from colloid.config.external import is_external
-from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
+from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model, served_models
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
 from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
@@ -24,77 +23,102 @@ from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
 from colloid.models.hf import find_model
-from colloid.rollout.engine_pool import external_of, tolerance_of
-from colloid.rollout.model_urls import ServedUrls
-
-MakeFleet = Callable[[FleetConfig], Fleet]
+from colloid.rollout.client import EngineClient
+from colloid.rollout.engine_pool import NO_ENGINE_DEADLINE, EnginePool, external_of, tolerance_of
 
 
 class Servers:
-    """The fleets of a run, by the names of their models.
+    """The fleets of a run, each as a pool, by the names of their models. Used from one event loop."""
 
-    Args:
-        make_fleet: the policy's; frozen models have a plain one of theirs.
-    """
-
-    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
+    def __init__(self, args: Any, api_key: str):
+        self._api_key, self._per_engine = api_key, args.sglang_server_concurrency
         self.policy_name = policy_model(args).name
-        served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
-        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
+        self.pools = {
+            model.name: EnginePool(Fleet(fleet_config(args, api_key, model)), self._per_engine)
+            for model in served_models(args)
+            if model.num_engines or _is_external(args, model)
+        }
 
     @property
-    def policy(self) -> Fleet:
+    def policy(self) -> EnginePool:
         """That of the model which is trained."""
-        return self.fleets[self.policy_name]
+        return self.pools[self.policy_name]
 
     @property
-    def frozen(self) -> dict[str, Fleet]:
+    def frozen(self) -> dict[str, EnginePool]:
         """All others."""
-        return {name: fleet for name, fleet in self.fleets.items() if name != self.policy_name}
+        return {name: pool for name, pool in self.pools.items() if name != self.policy_name}
 
     @property
     def pids(self) -> list[int]:
         """The processes of all fleets, the policy's first."""
-        return [pid for fleet in (self.policy, *self.frozen.values()) for pid in fleet.pids]
-
-    def frozen_urls(self) -> dict[str, ServedUrls]:
-        """Where the frozen models are served, by their names."""
-        return {
-            name: ServedUrls(fleet.router_url, tuple(address.url for address in fleet.addresses))
-            for name, fleet in self.frozen.items()
-        }
+        return [pid for pool in (self.policy, *self.frozen.values()) for pid in pool.fleet.pids]
 
     def start(self) -> None:
-        """Returns when all models are served; they load side by side.
+        """Returns when all models are served; they load side by side. May be called in any thread.
 
         Raises:
             EngineError: see `Fleet.start`. The others are stopped.
         """
-        with ThreadPoolExecutor(len(self.fleets), thread_name_prefix="fleet") as pool:
-            starting = [pool.submit(fleet.start) for fleet in self.fleets.values()]
+        with ThreadPoolExecutor(len(self.pools), thread_name_prefix="fleet") as threads:
+            starting = [threads.submit(pool.fleet.start) for pool in self.pools.values()]
             try:
                 for started in as_completed(starting):
                     started.result()
             except BaseException:
-                self.stop()  # what still loads ends with it, and the pool need not wait for it
+                self.stop()  # what still loads ends with it, and nothing has to wait for it
                 raise
+
+    def frozen_clients(self) -> dict[str, EngineClient]:
+        """A client for each frozen model, which follows its fleet."""
+        clients = {}
+        for name, pool in self.frozen.items():
+            urls = [engine.url for engine in pool.fleet.addresses]
+            client = EngineClient(
+                *(pool.fleet.router_url, urls),
+                api_key=self._api_key,
+                max_connections=self._per_engine * len(urls),
+                no_engine_deadline=NO_ENGINE_DEADLINE,
+                examine=pool.examine,
+            )
+            pool.attach(client)
+            clients[name] = client
+        return clients
+
+    async def or_failure(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What `work` returns.
+
+        Raises:
+            EngineError: a fleet cannot go on, before it did; it is cancelled.
+        """
+        for pool in self.pools.values():
+            work = pool.or_failure(work)
+        return await work
+
+    async def metrics(self) -> dict[str, float]:
+        """The policy's, see `EnginePool.metrics`, and those of a frozen model as `engine/<its name>/…`."""
+        found = await self.policy.metrics()
+        for name, pool in self.frozen.items():
+            of_model = await pool.metrics()
+            found |= {f"engine/{name}/{key.removeprefix('engine/')}": value for key, value in of_model.items()}
+        return found
 
     def check(self) -> None:
         """Raises `EngineError` where an engine or a router has ended."""
-        for fleet in self.fleets.values():
-            fleet.check()
+        for pool in self.pools.values():
+            pool.fleet.check()
 
     def stop(self) -> None:
         """Ends all routers and engines."""
-        for fleet in self.fleets.values():
-            fleet.stop()
+        for pool in self.pools.values():
+            pool.fleet.stop()
 
 
 def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
     slot = 0 if args.colocate else args.world_size
-    for other in args.sglang_models:
+    for other in served_models(args):
         if other.name == model.name:
             break
         slot += other.num_gpus
@@ -171,12 +195,3 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
         options=options,
         url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
     )
-
-
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
-    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    policy = policy_model(args)
-    first_slot = 0 if args.colocate else args.world_size
-    engine = _engine_config(args, api_key, policy, policy.groups[0], first_slot)
-    return replace(engine, model_path=args.opd_teacher_load, options=options)
