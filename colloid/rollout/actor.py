@@ -168,8 +168,6 @@ class RolloutActor:
             if self._manager is not None:
                 await self._manager.close()
         finally:  # a hook's or a data source's end that fails leaves no engine behind
-            if self._pool is not None:
-                self._pool.detach()
             if self._servers is not None:
                 self._servers.stop()
         return self._args.options_read()

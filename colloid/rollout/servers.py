@@ -109,8 +109,9 @@ class Servers:
             pool.fleet.check()
 
     def stop(self) -> None:
-        """Ends all routers and engines."""
+        """Ends all routers and engines; no client follows them any more."""
         for pool in self.pools.values():
+            pool.detach()
             pool.fleet.stop()
 
 
