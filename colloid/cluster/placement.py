@@ -23,6 +23,7 @@ from colloid.config.placement import Demand, Node, Placement, Share, demand_of, 
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
 from colloid.config.rundir import weights_disk_dir
+from colloid.config.weight_transport import settle_transport
 from colloid.engines.addresses import LOOPBACK, lasting_port
 from colloid.errors import ConfigError
 
@@ -94,6 +95,7 @@ def reserve(args: Args, working_directory: str) -> Reservation:
         placement = replace(here, nodes=(replace(here.nodes[0], id=_driver_node()),))
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
+    settle_transport(args, placement)
     return _granted(args, placement)
 
 

@@ -9,10 +9,14 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from colloid.config.placement import Placement
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
+from colloid.engines.fleet import Fleet
+from colloid.engines.launch import Launch
 from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
@@ -64,15 +68,19 @@ class RolloutActor:
         self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
-    async def start(self, num_rollout: int) -> EngineAccess:
-        """Starts all models that are served, each with its router. Returns when they serve."""
+    async def start(self, num_rollout: int, placement: Placement, launch: Launch) -> EngineAccess:
+        """Starts all models that are served, each with its router. Returns when they serve.
+
+        Args:
+            launch: starts an engine where the placement has it.
+        """
         args = self._args
         args.num_rollout = num_rollout
         if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         self._memory = EngineMemory(api_key)
-        self._servers = Servers(args, api_key)
+        self._servers = Servers(args, api_key, partial(Fleet, launch=launch), placement)
         self._servers.start()
         self._pool = self._servers.policy
         fleet = self._pool.fleet

@@ -8,14 +8,23 @@ The trainer knows the policy's engines alone, so nothing else ever changes its w
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
 from colloid.config.external import is_external
-from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model, served_models
+from colloid.config.placement import Place, Placement, places_of_model
+from colloid.config.served_models import (
+    DECODE,
+    PREFILL,
+    ServedModel,
+    ServerGroup,
+    added_teacher,
+    policy_model,
+    served_models,
+)
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
 from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
@@ -26,15 +35,21 @@ from colloid.models.hf import find_model
 from colloid.rollout.client import EngineClient
 from colloid.rollout.engine_pool import NO_ENGINE_DEADLINE, EnginePool, external_of, tolerance_of
 
+MakeFleet = Callable[[FleetConfig], Fleet]
+
 
 class Servers:
-    """The fleets of a run, each as a pool, by the names of their models. Used from one event loop."""
+    """The fleets of a run, each as a pool, by the names of their models. Used from one event loop.
 
-    def __init__(self, args: Any, api_key: str):
+    Args:
+        placement: where the engines are to be; without it all are here, on the CPU.
+    """
+
+    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
         self._api_key, self._per_engine = api_key, args.sglang_server_concurrency
         self.policy_name = policy_model(args).name
         self.pools = {
-            model.name: EnginePool(Fleet(fleet_config(args, api_key, model)), self._per_engine)
+            model.name: EnginePool(make_fleet(fleet_config(args, api_key, model, placement)), self._per_engine)
             for model in served_models(args)
             if model.num_engines or _is_external(args, model)
         }
@@ -115,22 +130,14 @@ class Servers:
             pool.fleet.stop()
 
 
-def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
+def fleet_config(
+    args: Any, api_key: str, model: ServedModel | None = None, placement: Placement | None = None
+) -> FleetConfig:
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
-    slot = 0 if args.colocate else args.world_size
-    for other in served_models(args):
-        if other.name == model.name:
-            break
-        slot += other.num_gpus
-    engines: list[EngineConfig] = []
-    for group in model.groups:
-        for number in range(group.num_engines):
-            first = slot + number * group.num_gpus_per_engine
-            engines.append(
-                _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
-            )
-        slot += group.num_gpus
+    groups = [group for group in model.groups for _ in range(group.num_engines)]
+    places = _places(args, placement, model) if placement else ((),) * len(groups)
+    engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
     of_policy = bool(model.update_weights)
     return FleetConfig(
         tuple(engines),
@@ -143,6 +150,10 @@ def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> F
     )
 
 
+def _places(args: Any, placement: Placement, model: ServedModel) -> tuple[Place, ...]:
+    return placement.frozen if model == added_teacher(args) else places_of_model(args, placement, model.name)
+
+
 def _is_external(args: Any, model: ServedModel) -> bool:
     return bool(model.update_weights) and is_external(args)
 
@@ -152,7 +163,7 @@ def _log_dir(args: Any, model: ServedModel) -> Path:
     return directory if model.update_weights else directory / model.name
 
 
-def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
+def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, place: Place) -> EngineConfig:
     sglang = args.rollout_engine == "sglang"
     of_policy = bool(model.update_weights)
     options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
@@ -171,7 +182,8 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
         kind=args.rollout_engine,
         options=options,
         python=find_python(args) if sglang else None,
-        first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+        gpus=place[0].slots if sglang and args.device == "cuda" and place else None,
+        place=place,
         role=WorkerRole(group.worker_type, bootstrap_port),
     )
 

@@ -147,10 +147,9 @@ def make_teacher(args: Any, own: EngineClient | None, connections: int) -> Teach
     """The teacher that the options ask for: a model of the run's own, or the server of `--rm-url`."""
     if own is not None:
         return Teacher(own, temperature=args.rollout_temperature)
-    key = os.environ.get(API_KEY_VARIABLE)
-    return Teacher(
-        server_client(args.rm_url, api_key=key, max_connections=connections), temperature=args.rollout_temperature
-    )
+    options = {"max_connections": connections, "proxy": args.http_proxy}
+    client = server_client(args.rm_url, api_key=os.environ.get(API_KEY_VARIABLE), **options)
+    return Teacher(client, temperature=args.rollout_temperature)
 
 
 def server_client(url: str, **options: Any) -> EngineClient:

@@ -16,11 +16,7 @@ REFUSED = [
     row for row in tables().options if row.built is not None and (not row.built or set(row.choices) - set(row.built))
 ]
 
-PENDING = (
-    {"cluster", "fault tolerance", "weight updates"},
-    {"--data-pad-size-multiplier", "--model-name", "--padded-vocab-size"},
-    {"debugging", "external services"},
-)
+PENDING = ({"cluster", "fault tolerance", "weight updates"},)
 
 
 def error_of(*argv: str) -> str:

@@ -55,7 +55,14 @@ TRAINING = (
         None,
         "YAML with the sections `actor` and `critic`: options of the optimizer and its schedule, for that role.",
     ),
-    opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
+    opt(
+        "--padded-vocab-size",
+        "int",
+        None,
+        "Rows of the embedding and of the head in the trainer.",
+        low=1,
+        shown="the vocabulary, up to a multiple of --make-vocab-size-divisible-by and the tensor-parallel ranks",
+    ),
     opt(
         "--only-train-params-name-list",
         "str",
