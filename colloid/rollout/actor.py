@@ -20,7 +20,7 @@ from colloid.engines.launch import Launch
 from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
-from colloid.observe.resident import tree_resident_bytes
+from colloid.observe.resident import Resident, take_tree
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
@@ -166,9 +166,9 @@ class RolloutActor:
         """The inverse; weights are not there by it."""
         await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), lambda: self._memory.is_released)
 
-    def engines_resident(self) -> int:
-        """Bytes that the engines on this host hold, which this process has started."""
-        return 0 if self._servers is None else tree_resident_bytes(self._servers.policy.fleet.engine_pids)
+    def engines_resident(self) -> Resident:
+        """What the engines on this host hold, which this process has started; see `TrainWorker.resident`."""
+        return Resident() if self._servers is None else take_tree(self._servers.policy.fleet.engine_pids)
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines and routers. Returns the options that this process has read."""

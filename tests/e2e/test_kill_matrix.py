@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from colloid.observe.metrics import read_metrics
 from tests.e2e.running import write_sums
 from tests.faults.runs import FaultyRun, check_same_run, fault_arguments, kill, restarts_of
 
@@ -114,6 +115,18 @@ def test_with_max_restarts_the_run_is_the_undisturbed_one(started, undisturbed, 
 
 
 @pytest.mark.slow
+def test_a_run_whose_node_is_gone_is_the_undisturbed_one_too(started, undisturbed):
+    """Ray's own process on the host is killed, and everything that it had started with it."""
+    run = started("--max-restarts", 1)
+    with run.held("training", 1):
+        kill(run.pids("node"))
+    assert run.end() == 0, run.output
+    assert len(restarts_of(run.run_dir)) == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", MOMENTS)
 @pytest.mark.parametrize("who", NAMES)
 def test_without_it_the_run_ends_within_its_deadline_and_says_who_it_was(started, who, when):
@@ -149,6 +162,49 @@ def test_graders_are_replaced(started, undisturbed, when):
         kill(run.pids("grader"))
     assert run.end() == 0, run.output
     check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+REPLACED = ("--use-fault-tolerance", "--rollout-health-check-interval", 1, "--rollout-health-check-timeout", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_engines_and_the_router_are_replaced(started, undisturbed, who, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        kill(run.pids(who))
+    assert run.end() == 0, run.output
+    last = read_metrics(run.run_dir)[-1]
+    assert last["engine/replaced" if who == "engine" else "router/restarted"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["rollout", "training"])
+def test_an_engine_that_hangs_is_replaced(started, undisturbed, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        (engine,) = run.pids("engine")
+        os.kill(engine, signal.SIGSTOP)
+    assert run.end() == 0, run.output
+    assert read_metrics(run.run_dir)[-1]["engine/replaced"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_else_their_end_is_that_of_the_run(started, who, when):
+    run = started()
+    with run.held(when, 1):
+        (pid,) = run.pids(who)
+        kill([pid])
+    assert run.end(ENDS_WITHIN) == 1, run.output
+    assert re.search(rf"\berror: .*{who} http\S+ .*(pid {pid}|ended with -9)", run.output), run.output[-3000:]
     run.check_nothing_left()
 
 
