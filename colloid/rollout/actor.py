@@ -68,7 +68,7 @@ class RolloutActor:
         self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
-    async def start(self, num_rollout: int, placement: Placement, launch: Launch) -> EngineAccess:
+    async def start(self, num_rollout: int, placement: Placement | None, launch: Launch) -> EngineAccess:
         """Starts all models that are served, each with its router. Returns when they serve.
 
         Args:
