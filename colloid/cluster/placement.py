@@ -96,7 +96,7 @@ def reserve(args: Args, working_directory: str) -> Reservation:
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
     settle_transport(args, placement)
-    return _granted(args, placement)
+    return granted(args, placement)
 
 
 def nodes_of_cluster(device: str, most: int | None, *, free: bool) -> list[Node]:
@@ -135,7 +135,12 @@ def _place_on_cluster(args: Args, demand: Demand) -> Placement:
         time.sleep(POLL_SECONDS)
 
 
-def _granted(args: Args, placement: Placement) -> Reservation:
+def granted(args: Args, placement: Placement) -> Reservation:
+    """Has the slots of a placement reserved, and its nodes looked at.
+
+    Raises:
+        ConfigError: they are not granted in time, or a node does not see the run's directories.
+    """
     from ray.util.placement_group import placement_group
 
     used = placement.slots_by_node()
