@@ -141,7 +141,7 @@ def granted(args: Args, placement: Placement) -> Reservation:
     Raises:
         ConfigError: they are not granted in time, or a node does not see the run's directories.
     """
-    from ray.util.placement_group import placement_group
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     used = placement.slots_by_node()
     nodes = [index for index, slots in enumerate(used) if slots]
@@ -162,7 +162,11 @@ def granted(args: Args, placement: Placement) -> Reservation:
     one_host = {placement.nodes[node].id for node in nodes} == {_driver_node()}
     if one_host and args.device == "cpu":
         return reservation
-    found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    try:
+        found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    except BaseException:
+        remove_placement_group(group)
+        raise
     if args.device == "cuda":
         gpus = dict(zip(nodes, (facts.gpus for facts in found), strict=True))
         granted = [gpus.get(node, ()) for node in range(len(used))]
