@@ -75,7 +75,7 @@ def start_payload(args: Any, trained: list[Any]) -> dict[str, Any]:
         "top_p": args.rollout_top_p,
     }
     return {
-        "num_process": str(args.sglang_server_concurrency),
+        "num_process": str(min(100, args.sglang_server_concurrency)),
         "num_epoch": str(args.num_epoch or 1),
         "remote_engine_url": f"http://{args.sglang_router_ip}:{args.sglang_router_port}",
         "remote_engine_api_key": args.rollout_api_key,

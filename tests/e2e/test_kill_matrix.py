@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from colloid.observe.metrics import read_metrics
 from tests.e2e.running import write_sums
 from tests.faults.runs import FaultyRun, check_same_run, fault_arguments, kill, restarts_of
 
@@ -72,14 +73,14 @@ def test_a_run_whose_processes_are_killed_one_after_another_is_the_undisturbed_r
     with run.held("training", 1) as trainer:
         assert [trainer] == run.pids("trainer")
         kill([trainer])
-    with run.held("save", 2) as manager:
-        assert [manager] == run.pids("manager")
+    with run.held("sync", 3):  # after the last checkpoint: nothing is left to train, but that rollout is not logged yet
+        (manager,) = run.pids("manager")
         kill([manager])
     assert run.end() == 0, run.output
     first, second = restarts_of(run.run_dir)
     assert ended("trainer", trainer, "trainer ranks on rollout 1").match(first["reason"]), first
-    assert ended("manager", manager, "the checkpoint of rollout 2").match(second["reason"]), second
-    assert [Path(one["from"]).name for one in (first, second)] == ["iter_0000000", "iter_0000001"]
+    assert ended("manager", manager, "the weight update to version 5").match(second["reason"]), second
+    assert [Path(one["from"]).name for one in (first, second)] == ["iter_0000000", "iter_0000003"]
     check_same_run(run.run_dir, undisturbed)
     run.check_nothing_left()
 
@@ -114,6 +115,18 @@ def test_with_max_restarts_the_run_is_the_undisturbed_one(started, undisturbed, 
 
 
 @pytest.mark.slow
+def test_a_run_whose_node_is_gone_is_the_undisturbed_one_too(started, undisturbed):
+    """Ray's own process on the host is killed, and everything that it had started with it."""
+    run = started("--max-restarts", 1)
+    with run.held("training", 1):
+        kill(run.pids("node"))
+    assert run.end() == 0, run.output
+    assert len(restarts_of(run.run_dir)) == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", MOMENTS)
 @pytest.mark.parametrize("who", NAMES)
 def test_without_it_the_run_ends_within_its_deadline_and_says_who_it_was(started, who, when):
@@ -142,6 +155,18 @@ def test_a_killed_drivers_run_is_gone_on_with_by_hand(started, undisturbed, when
 
 
 @pytest.mark.slow
+def test_a_driver_that_is_killed_at_its_last_sync_has_not_finished(started, undisturbed):
+    run = started()
+    with run.held("sync", NUM_ROLLOUT - 1):
+        kill(run.pids("driver"))
+        assert run.end() == -signal.SIGKILL
+        run.wait_until_gone()
+    again = started("--load", run.run_dir / "checkpoints")
+    assert again.end() == 0, again.output
+    check_same_run(again.run_dir, undisturbed)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["grading", "training", "save", "sync"])
 def test_graders_are_replaced(started, undisturbed, when):
     run = started()
@@ -149,6 +174,49 @@ def test_graders_are_replaced(started, undisturbed, when):
         kill(run.pids("grader"))
     assert run.end() == 0, run.output
     check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+REPLACED = ("--use-fault-tolerance", "--rollout-health-check-interval", 1, "--rollout-health-check-timeout", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_engines_and_the_router_are_replaced(started, undisturbed, who, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        kill(run.pids(who))
+    assert run.end() == 0, run.output
+    last = read_metrics(run.run_dir)[-1]
+    assert last["engine/replaced" if who == "engine" else "router/restarted"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["rollout", "training"])
+def test_an_engine_that_hangs_is_replaced(started, undisturbed, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        (engine,) = run.pids("engine")
+        os.kill(engine, signal.SIGSTOP)
+    assert run.end() == 0, run.output
+    assert read_metrics(run.run_dir)[-1]["engine/replaced"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_else_their_end_is_that_of_the_run(started, who, when):
+    run = started()
+    with run.held(when, 1):
+        (pid,) = run.pids(who)
+        kill([pid])
+    assert run.end(ENDS_WITHIN) == 1, run.output
+    assert re.search(rf"\berror: .*{who} http\S+ .*(pid {pid}|ended with -9)", run.output), run.output[-3000:]
     run.check_nothing_left()
 
 

@@ -2,9 +2,9 @@
 
 from colloid.config.option import FLAG, opt
 
-LATER = {"built": ()}
 _NO_MTP = (
-    "layers of multi-token prediction are not trained, and stay as they are in --hf-checkpoint; leave the option out"
+    "layers of multi-token prediction are no part of the policy: neither trainer nor embedded engine builds them, and "
+    "an exported model is without them; leave the option out"
 )
 MTP = {"built": (), "at_run": True, "refused": _NO_MTP}
 
