@@ -23,13 +23,17 @@ from colloid.config.placement import Demand, Node, Placement, Share, demand_of, 
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
 from colloid.config.rundir import weights_disk_dir
+from colloid.config.weight_transport import settle_transport
 from colloid.engines.addresses import LOOPBACK, lasting_port
-from colloid.errors import ConfigError
+from colloid.errors import ConfigError, DeadlineExceeded
+from colloid.observe.logs import warn_once
 
 logger = logging.getLogger(__name__)
 
 PLACEMENT_DEADLINE = 120.0
 """Seconds until the cluster must have granted the slots."""
+NODE_DEADLINE = 1800.0
+"""Seconds until a run that begins again must have as many nodes as before."""
 PROBE_DEADLINE = 300.0
 """Seconds until a process must have started on every node."""
 POLL_SECONDS = 2.0
@@ -94,6 +98,7 @@ def reserve(args: Args, working_directory: str) -> Reservation:
         placement = replace(here, nodes=(replace(here.nodes[0], id=_driver_node()),))
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
+    settle_transport(args, placement)
     return _granted(args, placement)
 
 
@@ -120,16 +125,21 @@ def nodes_of_cluster(device: str, most: int | None, *, free: bool) -> list[Node]
 
 
 def _place_on_cluster(args: Args, demand: Demand) -> Placement:
-    """On what is free; waits where other jobs have what is missing."""
+    """On what is free; waits where other jobs have what is missing, and in a restart for nodes that are gone."""
     start = time.monotonic()
+    again = bool(args.num_restarts)
     while True:
         try:
             return place(nodes_of_cluster(args.device, args.num_gpus_per_node, free=True), demand)
         except ConfigError as error:
-            place(nodes_of_cluster(args.device, args.num_gpus_per_node, free=False), demand)  # raises if it never fits
-            if time.monotonic() - start > PLACEMENT_DEADLINE:
+            if not again:
+                place(nodes_of_cluster(args.device, args.num_gpus_per_node, free=False), demand)  # it may never fit
+            waited = time.monotonic() - start
+            if again and waited > NODE_DEADLINE:
+                raise DeadlineExceeded(f"nodes that are gone did not come back in {waited:.0f} s: {error}") from None
+            if not again and waited > PLACEMENT_DEADLINE:
                 raise ConfigError(f"other jobs hold the slots, after {PLACEMENT_DEADLINE:g} s still: {error}") from None
-            logger.info("waiting for slots that other jobs hold: %s", error)
+            warn_once(logger, "waiting for slots that other jobs hold, or whose nodes are gone: %s", error)
         time.sleep(POLL_SECONDS)
 
 

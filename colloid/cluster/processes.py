@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from colloid import errors
 from colloid.errors import (
     ConfigError,
     DataError,
@@ -71,8 +73,15 @@ class Processes:
 
     def add(self, name: str, actor: Any) -> Any:
         """Names an actor ("trainer rank 1"). Returns it."""
-        self._members[actor._actor_id.hex()] = Member(name, actor)
+        member = Member(name, actor)
+        self._members[actor._actor_id.hex()] = member
+        self._question(member, time.monotonic())
         return actor
+
+    @property
+    def any_died(self) -> bool:
+        """Whether the news of a death has come."""
+        return bool(self._dead)
 
     def wait(
         self, references: Sequence[Any], what: str, deadline: float, meanwhile: Callable[[], None] | None = None
@@ -134,6 +143,7 @@ class Processes:
         for reference in pending:
             member = self._member(reference)
             self._log(f"{member} did not end within {deadline:g} s, and is killed")
+            self._dead[member.actor._actor_id.hex()] = ProcessDied(f"{member} was killed")
             ray.kill(member.actor)
         return values
 
@@ -144,7 +154,9 @@ class Processes:
             raise error
         failed, others = self._member(reference), [one for one in pending if one != reference]
         dead = self._find_dead(others)
-        if dead and not getattr(error, "actor_init_failed", False):
+        if getattr(error, "actor_init_failed", False):
+            raise _error_of_start(f"{failed} could not be started", error) from error
+        if dead:
             raise ProcessDied(
                 f"{' and '.join(map(str, dead))} ended while the run waited for {what}. Was it killed, or out of "
                 "memory? The run goes on from its last checkpoint with --load, and by itself with --max-restarts"
@@ -177,8 +189,11 @@ class Processes:
         """References of the questions that are open, one a living member at most."""
         for key, member in self._members.items():
             if member.question is None and now - member.asked >= every and key not in self._dead:
-                member.question, member.asked = member.actor.__ray_call__.remote(sign_of_life), now
+                self._question(member, now)
         return [member.question for member in self._members.values() if member.question is not None]
+
+    def _question(self, member: Member, now: float) -> None:
+        member.question, member.asked = member.actor.__ray_call__.remote(sign_of_life), now
 
     def _answered(self, reference: Any) -> None:
         """Takes note of an answer; raises the error that it is."""
@@ -191,6 +206,8 @@ class Processes:
         try:
             value = ray.get(reference)
         except ray.exceptions.RayActorError as error:
+            if asked and isinstance(error, ray.exceptions.ActorUnavailableError):
+                return  # nothing that the run needs was lost
             if member is not None:
                 self._dead[member.actor._actor_id.hex()] = error
             raise
@@ -208,6 +225,12 @@ class Processes:
         import ray
 
         return bool(ray.wait([reference], timeout=0)[0])
+
+
+def _error_of_start(what: str, error: Exception) -> Exception:
+    """Where an actor's constructor raised: Ray keeps the text of it alone."""
+    found = re.fullmatch(r"colloid\.errors\.(\w+): (.*)", last_line(error))
+    return getattr(errors, found[1])(found[2]) if found else ProcessFailed(f"{what}: {last_line(error)}")
 
 
 def last_line(error: BaseException) -> str:

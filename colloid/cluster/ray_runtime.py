@@ -55,6 +55,7 @@ def start_ray(num_slots: int, working_directory: str) -> None:
     # It says at each start that it uses a token, which is the default.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     ray.init(
+        address="local",  # else Ray joins whatever cluster was started on this host last
         num_cpus=num_slots,
         num_gpus=None,
         include_dashboard=False,

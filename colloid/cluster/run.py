@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.checkpoints import BackgroundCheckpoint, check_save_directory, read_meta, wait_written, write_checkpoint
+from colloid.cluster.engine_hosts import launch_on
 from colloid.cluster.placement import Reservation, beside_driver, reserve
 from colloid.cluster.processes import Processes
 from colloid.cluster.ray_runtime import is_joined
@@ -224,7 +225,7 @@ class Run:
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
             check_not_finished(args.num_rollout, resume_from)
-        engines = self._rollout.start.remote(args.num_rollout)
+        engines = self._rollout.start.remote(args.num_rollout, slots.placement, launch_on(slots, args.device))
         self._make_workers(slots)
         if args.offload_rollout:
             self._wait([engines], "engines to start", START_DEADLINE)
@@ -279,6 +280,10 @@ class Run:
         for read in self._processes.end(closing, deadline):
             self.options_read |= read
         ray.shutdown()
+        if self._processes.any_died:
+            from colloid.weights.tensor_transport import remove_leftovers  # imports torch
+
+            remove_leftovers()
 
     def _wait_idle(self, reference: Any, what: str) -> Any:
         """What a call to the rollout actor returns, while the trainer has nothing to do but to serve new engines."""

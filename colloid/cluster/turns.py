@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from colloid.engines.contract_memory import KV_CACHE, WEIGHTS
+from colloid.observe.resident import Resident
 
 Wait = Callable[[list[Any], str], list[Any]]
 """(Ray references, what is waited for) -> their values."""
@@ -64,7 +65,7 @@ class MemoryTurns:
             self._engines("release", (WEIGHTS, KV_CACHE) if update_follows else (KV_CACHE,))
         if self._offload_train:
             self._trainer("resume", "the trainer to take its memory")
-        self._phase = "training"
+        self._enter("training")
 
     def to_update(self) -> None:
         """The trainer gives its memory back; the engines take that of the weights, which are to be sent."""
@@ -75,7 +76,7 @@ class MemoryTurns:
             self._trainer("offload", "the trainer to give its memory back")
         if self._offload_rollout:
             self._engines("resume", (WEIGHTS,))
-        self._phase = "update"
+        self._enter("update")
 
     def to_rollout(self) -> None:
         """The engines take the rest of their memory."""
@@ -84,23 +85,34 @@ class MemoryTurns:
             self._measure()
             if self._offload_rollout:
                 self._engines("resume", (KV_CACHE,))
-        self._phase = "rollout"
+            self._enter("rollout")
 
     def metrics(self) -> dict[str, float]:
-        """`perf/memory/<phase>/<role>_rss_gib` at the ends of the phases since the last call: the sum over the
-        processes of a role.
+        """`perf/memory/<phase>/<role>_rss_gib` at the end of each phase since the last call, and `…_rss_peak_gib`
+        during it: sums over the processes of a role.
         """
         metrics, self._metrics = self._metrics, {}
         return metrics
 
+    def _enter(self, phase: str) -> None:
+        """What was held before the phase is not its peak."""
+        self._phase = phase
+        if self._offload_train or self._offload_rollout:
+            self._resident()
+
     def _measure(self) -> None:
+        for role, size in self._resident():
+            if size.now:
+                for what, number in (("rss", size.now), ("rss_peak", size.peak)):
+                    name = f"perf/memory/{self._phase}/{role}_{what}_gib"
+                    self._metrics[name] = self._metrics.get(name, 0.0) + number / GIB
+
+    def _resident(self) -> list[tuple[str, Resident]]:
+        """(role, its size) of all processes; their peaks begin anew."""
         named = [(role, worker.resident.remote()) for role, workers in self._roles for worker in workers]
         named.append(("engine", self._rollout.engines_resident.remote()))
         sizes = self._wait([reference for _, reference in named], "the size of processes")
-        for (role, _), size in zip(named, sizes, strict=True):
-            name = f"perf/memory/{self._phase}/{role}_rss_gib"
-            if size:
-                self._metrics[name] = self._metrics.get(name, 0.0) + size / GIB
+        return [(role, size) for (role, _), size in zip(named, sizes, strict=True)]
 
     def _trainer(self, verb: str, what: str) -> None:
         self._wait([getattr(worker, verb).remote() for _, workers in self._roles for worker in workers], what)

@@ -87,7 +87,7 @@ class Utilization:
         for reference in done:
             try:
                 uses.append(ray.get(reference))
-            except ray.exceptions.RayActorError:
+            except (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError):
                 lost.append(asked[reference])
                 self._looked = float("-inf")  # where the node is alive, it gets another one
                 del self._nodes[asked[reference]]

@@ -18,6 +18,7 @@ from colloid.config import (
     external,
     layout,
     megatron,
+    model_names,
     offload,
     profiling,
     restart,
@@ -26,6 +27,7 @@ from colloid.config import (
     routing,
     sampling,
     served_models,
+    services,
     sft,
     sglang,
     sglang_installed,
@@ -283,6 +285,8 @@ RULES: tuple[Rule, ...] = (
     *eval_config.RULES,
     *tracking.RULES,
     *profiling.RULES,
+    *model_names.RULES,
+    *services.RULES,
     *roles.RULES,
     *sampling.RULES,
     *rewards.RULES,
@@ -319,6 +323,7 @@ RUN_RULES: tuple[Rule, ...] = (
     *roles.RUN_RULES,
     *tracking.RUN_RULES,
     *profiling.RUN_RULES,
+    *model_names.RUN_RULES,
 )
 
 

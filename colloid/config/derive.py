@@ -6,6 +6,7 @@ Each function sets attributes that were left open, and nothing that the user gav
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from colloid.config import sglang_installed
@@ -14,6 +15,7 @@ from colloid.config.devices import num_cuda_devices
 from colloid.config.external import external_addresses, is_external
 from colloid.config.layout import least_ranks
 from colloid.config.served_models import one_model
+from colloid.config.services import resolve_services
 from colloid.config.sft import resolve_sft
 from colloid.config.sglang_config import resolve_servers
 from colloid.errors import ConfigError
@@ -53,7 +55,8 @@ def resolve_devices(args: Args) -> None:
     if args.sglang_config is None:
         args.sglang_models = one_model(args)
     args.num_engines = sum(model.num_engines for model in args.sglang_models)
-    if external:
+    if external:  # none is started
+        args.sglang_models = tuple(replace(model, groups=()) for model in args.sglang_models)
         args.num_engines = len(external_addresses(args.rollout_external_engine_addrs))
     if args.rollout_engine == "auto":
         args.rollout_engine = "sglang" if gpus and sglang_installed.is_here(args) else "embedded"
@@ -123,7 +126,9 @@ def _equation(args: Args, prompts: int, samples: int, batch: int, steps: int) ->
 def resolve_algorithm(args: Args) -> None:
     """Sets the upper clip range, the transport, and what SFT implies."""
     resolve_sft(args)
+    resolve_services(args)
     _default(args, eps_clip_high=args.eps_clip)
+    args.auto_weight_transport = args.update_weight_transport == "auto"
     if args.update_weight_transport == "auto" and is_external(args) and args.update_weight_mode == "full":
         args.update_weight_transport = "nccl" if args.device == "cuda" else "gloo"  # reaches any host
     if args.update_weight_transport == "auto":

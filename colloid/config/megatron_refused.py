@@ -125,6 +125,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     (r"replication", "checkpoints on local disks that ranks keep for each other are not built; --save is shared"),
     (r"mtp", "multi-token prediction is not trained: see --mtp-num-layers"),
     (r"_dropout$", "dropout would make the trainer's log-probs other than the engine's, and the ratio with them"),
+    (r"^test_mode$", "it is for Megatron's own tests"),
     (r"^use_flash_attn$", "that is --attention-backend flash"),
     (r"^model_parallel_size$", "that is --tensor-model-parallel-size"),
     (r"^decoder_num_layers$", "that is --num-layers"),

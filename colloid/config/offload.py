@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from colloid.config.eval_config import has_trainer
+from colloid.config.external import OPTION as EXTERNAL
+from colloid.config.external import is_external
 from colloid.config.sft import serves
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ def resolve_offload(args: Args) -> None:
 
 def _engines_keep_memory(args: Args) -> str | None:
     """Why the run's engines cannot give theirs back."""
-    if args.rollout_external_engine_addrs:
-        return "the engines of --rollout-external-engine-addrs are not this run's own"
+    if is_external(args):
+        return f"the engines of {EXTERNAL} are not this run's own"
     if args.rollout_engine == "sglang" and args.device == "cpu":
         return "SGLang gives its memory back on CUDA alone"
     return None

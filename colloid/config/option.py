@@ -66,6 +66,8 @@ class Option:
     """Every spelling, and the value that a spelling without a value sets."""
 
     def __post_init__(self) -> None:
+        works = self.built is None or (self.built and set(self.choices) == set(self.built))
+        assert works or self.refused, f"{self.flag} is refused, and says no reason"
         object.__setattr__(self, "dest", self.dest or self.flag.lstrip("-").replace("-", "_"))
         names = {name: self.kind != OFF for name in (self.flag, *self.aliases)}
         if self.kind == SWITCH:

@@ -106,10 +106,9 @@ class Placement:
     def num_slots(self) -> int:
         return sum(map(len, self.slots_by_node()))
 
-    def engines_beside_rank_0(self) -> bool:
-        """Whether every engine of the policy is on the host of trainer rank 0, which sends the weights."""
-        host = self.nodes[self.ranks[0].node].address if self.ranks else None
-        return all(self.nodes[share.node].address == host for place in self.engines for share in place)
+    def hosts(self, places: Iterable[Place]) -> set[str]:
+        """The addresses of all nodes of some engines."""
+        return {self.nodes[share.node].address for place in places for share in place}
 
     def with_slots(self, slots: Sequence[tuple[int, ...]]) -> Placement:
         """The same with other numbers for the slots that are used.

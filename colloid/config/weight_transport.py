@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from colloid.config import sglang
+from colloid.config.placement import Placement, places_of_model
+from colloid.config.served_models import policy_model
+from colloid.errors import ConfigError
 
 if TYPE_CHECKING:
     from colloid.config.args import Args
@@ -47,6 +50,29 @@ def _nccl(args: Args) -> str | None:
         where = "--device cpu" if args.device == "cpu" else "--rollout-engine embedded"
         return f"--update-weight-transport nccl needs CUDA on both sides, and there is {where}: take gloo, or tensor"
     return None
+
+
+def settle_transport(args: Args, placement: Placement) -> None:
+    """Shared memory is of one host: where an engine is on another one than trainer rank 0, which sends the weights,
+    `auto` becomes a broadcast.
+
+    Raises:
+        ConfigError: shared memory was asked for.
+    """
+    if args.update_weight_transport != "tensor" or not placement.ranks or not placement.engines:
+        return
+    sender = placement.nodes[placement.ranks[0].node].address
+    others = placement.hosts(places_of_model(args, placement, policy_model(args).name)) - {sender}
+    if not others:
+        return
+    broadcast = "nccl" if args.device == "cuda" and args.rollout_engine == "sglang" else "gloo"
+    if not args.auto_weight_transport:
+        raise ConfigError(
+            f"--update-weight-transport tensor is shared memory of one host: trainer rank 0, which sends the weights, "
+            f"is on {sender}, and engines are on {', '.join(sorted(others)[:5])}. Take {broadcast} or disk, or leave "
+            "the option out"
+        )
+    args.update_weight_transport = broadcast
 
 
 RULES: tuple[Callable[[Args], str | None], ...] = (_delta, _unused, _nccl)

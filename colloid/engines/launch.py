@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from colloid.config.placement import Place
 from colloid.engines import sglang
 from colloid.engines.addresses import LOOPBACK
 from colloid.engines.process import ModuleProcess
@@ -36,6 +37,16 @@ REGULAR = WorkerRole()
 
 
 @dataclass(frozen=True)
+class EnginePart:
+    """The process on one of an engine's nodes; that of node 0 serves."""
+
+    number: int
+    count: int
+    meeting_point: str | None = None
+    """`address:port` on node 0, where all of them meet."""
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """What an engine needs to know.
 
@@ -51,8 +62,12 @@ class EngineConfig:
     options: dict[str, Any] = field(default_factory=dict)
     python: str | None = None
     """The interpreter that has SGLang; None: this process's own."""
-    first_gpu: int | None = None
-    """Of the first engine with CUDA; those of the others follow."""
+    gpus: tuple[int, ...] | None = None
+    """Numbers of its GPUs on its host; None: it is on the CPU."""
+    place: Place = ()
+    """Its slots, for whoever starts it on the node that it is for."""
+    part: EnginePart | None = None
+    """Where it is one of several processes on as many nodes."""
     role: WorkerRole = REGULAR
 
 
@@ -194,8 +209,13 @@ def _launch_embedded(config: EngineConfig, name: str, index: int) -> LaunchedEng
     return LaunchedEngine(process, poll, START_DEADLINE["embedded"], config.api_key)
 
 
+def _several_nodes(config: EngineConfig) -> sglang.SeveralNodes | None:
+    part = config.part
+    return sglang.SeveralNodes(part.number, part.count, part.meeting_point or "") if part else None
+
+
 def _launch_sglang(config: EngineConfig, name: str, index: int) -> LaunchedEngine:
-    server = sglang.plan(config.options, config.model_path, config.host, config.first_gpu, index)
+    server = sglang.plan(config.options, config.model_path, config.host, config.gpus, _several_nodes(config))
     log_path = config.log_dir / f"{name}.log"
     log_path.touch(mode=0o600)  # SGLang prints its options, the key among them
     key_file = sglang.write_key(config.log_dir / f"{name}.key.yaml", config.api_key)

@@ -5,6 +5,7 @@ has it; nothing here imports it.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from colloid.errors import EngineError
 
 MODULE = "sglang.launch_server"
 HEALTH_TIMEOUT = 5.0
+MEETING_PORTS = 8
+"""In a row, for an engine of several nodes: its rendezvous, and with attention in groups the sockets beside it."""
 
 ALWAYS: dict[str, Any] = {
     # An idle server without it keeps a core busy: its scheduler asks for requests in a loop.
@@ -47,26 +50,44 @@ class ServerPlan:
     environment: dict[str, str]
 
 
-def plan(options: dict[str, Any], model_path: str, host: str, first_gpu: int | None, index: int) -> ServerPlan:
+@dataclass(frozen=True)
+class SeveralNodes:
+    """Of which node of an engine a server is the part."""
+
+    rank: int
+    count: int
+    meeting_point: str
+    """`address:port` on node 0; SGLang also takes the ports after it, `MEETING_PORTS` in all."""
+
+
+def plan(
+    options: dict[str, Any],
+    model_path: str,
+    host: str,
+    gpus: Sequence[int] | None,
+    nodes: SeveralNodes | None = None,
+) -> ServerPlan:
     """What the server's command line and environment are.
 
     Args:
-        options: of the command line, without dashes.
-        first_gpu: number of the first engine's first GPU; None: the engine is on the CPU.
-        index: the engine's number.
+        options: of the command line, without dashes; `tp-size` counts the ranks of all nodes.
+        gpus: numbers of its GPUs on this host; None: the engine is on the CPU.
+        nodes: where the engine has several.
     """
     port = lasting_port(host)
-    cpu = first_gpu is None
+    cpu = gpus is None
     chosen = {"model-path": model_path, "host": host, "port": port, **ALWAYS, **(ON_CPU if cpu else {}), **options}
+    ranks = chosen.get("tp-size", 1)
+    if nodes is not None:
+        chosen |= {"nnodes": nodes.count, "node-rank": nodes.rank, "dist-init-addr": nodes.meeting_point}
+        ranks //= nodes.count
     environment = {"HF_HUB_OFFLINE": "1"}
     if cpu:
         environment |= {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-        if chosen.get("tp-size", 1) > 1:
-            cores = sorted(os.sched_getaffinity(0))
-            environment["SGLANG_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cores, chosen["tp-size"])
+        if ranks > 1:
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = cores_of_ranks(sorted(os.sched_getaffinity(0)), ranks)
     else:
-        count = chosen.get("tp-size", 1)
-        gpus = range(first_gpu + index * count, first_gpu + (index + 1) * count)
+        # SGLang counts from the first of those that it sees.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
     chosen = {name: value for name, value in chosen.items() if value is not False}
     return ServerPlan(f"http://{host}:{port}", chosen, environment)

@@ -1,44 +1,55 @@
-"""How much of a machine's memory a process holds (its resident set), as the system counts it."""
+"""How much of a machine's memory processes hold (their resident sets), as Linux counts it; elsewhere all is 0."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Resident:
+    """Bytes: private pages, and those of files and shared memory that are mapped. What processes share counts in each.
+
+    Attributes:
+        now: at present.
+        peak: the most since the processes began, or since `take_resident` asked before.
+    """
+
+    now: int = 0
+    peak: int = 0
+
+    def __add__(self, other: Resident) -> Resident:
+        return Resident(self.now + other.now, self.peak + other.peak)
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """VmRSS of a process: its private pages, and those of files and shared memory that it has mapped. 0 where it is
-    gone, and where there is no /proc.
-    """
+    """What a process holds; 0 where it is gone."""
     return _status(pid).get("VmRSS", 0)
 
 
-def peak_resident_bytes(pid: int | str = "self") -> int:
-    """The largest VmRSS since the process began, or since `forget_peak`."""
-    return _status(pid).get("VmHWM", 0)
+def take_resident(pid: int | str = "self") -> Resident:
+    """What a process of this user holds; its peak begins anew."""
+    fields = _status(pid)
+    # Where the process is gone, or the system doesn't allow it, the peak is that of its whole life.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return Resident(fields.get("VmRSS", 0), fields.get("VmHWM", 0))
 
 
-def forget_peak(pid: int | str = "self") -> None:
-    """From now on `peak_resident_bytes` starts at the present size. Only of this user's processes."""
-    path = Path(f"/proc/{pid}/clear_refs")
-    if path.exists():
-        path.write_text("5")
-
-
-def tree_resident_bytes(pids: Iterable[int]) -> int:
-    """Of processes with all that they have started. Pages that several share are counted with each."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
+def take_tree(pids: Iterable[int]) -> Resident:
+    """The same of processes with all that they have started."""
+    total = Resident()
+    for pid in pids:
         try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+            children = psutil.Process(pid).children(recursive=True)
+        except psutil.NoSuchProcess:  # it has ended
             continue
-        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    todo, total = list(pids), 0
-    while todo:
-        pid = todo.pop()
-        total += resident_bytes(pid)
-        todo += children.get(pid, [])
+        for each in [pid, *(child.pid for child in children)]:
+            total += take_resident(each)
     return total
 
 

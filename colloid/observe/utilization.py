@@ -10,7 +10,9 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
@@ -113,7 +115,7 @@ class HostSampler:
 
 def _counters() -> dict[str, int]:
     """Bytes since the host began, as far as it tells."""
-    disk, network = psutil.disk_io_counters(), psutil.net_io_counters()
+    disk, network = _told(psutil.disk_io_counters), _told(psutil.net_io_counters)
     counters = {}
     if disk is not None:
         counters |= {"disk_read_mib_per_sec": disk.read_bytes, "disk_write_mib_per_sec": disk.write_bytes}
@@ -121,6 +123,15 @@ def _counters() -> dict[str, int]:
         received, sent = network.bytes_recv, network.bytes_sent
         counters |= {"network_received_mib_per_sec": received, "network_sent_mib_per_sec": sent}
     return counters
+
+
+def _told(ask: Callable[[], Any]) -> Any:
+    """None where the system does not tell (in some containers there is no /proc/diskstats)."""
+    try:
+        return ask()
+    except (NotImplementedError, OSError, RuntimeError) as error:
+        logger.debug("%s: %s", ask.__name__, error)
+        return None
 
 
 MAXIMA = ("cpu_percent", "memory_percent", "utilization", "memory_gib")

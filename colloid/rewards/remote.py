@@ -28,11 +28,13 @@ class RemoteReward:
     Attributes:
         deadline: seconds for one sample, repeats and pauses included.
         attempt_timeout: seconds for one request.
+        proxy: that requests go through, http://…; None: none, whatever the environment says.
     """
 
     url: str
     deadline: float = 180.0
     attempt_timeout: float = 60.0
+    proxy: str | None = None
 
     def __post_init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -98,7 +100,7 @@ class RemoteReward:
         if self._session is None:
             self._session = aiohttp.ClientSession()
         timeout = aiohttp.ClientTimeout(total=self.attempt_timeout)
-        async with self._session.post(self.url, json=payload, timeout=timeout) as answer:
+        async with self._session.post(self.url, json=payload, timeout=timeout, proxy=self.proxy) as answer:
             text = await answer.text()
             if answer.status >= 500 or answer.status in _RETRIED:
                 raise _TryAgain(f"status {answer.status}: {text[:200]}")

@@ -9,16 +9,19 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from colloid.config.algorithm import has_teacher_engine
+from colloid.config.placement import Placement
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import FrozenEngine
+from colloid.engines.fleet import Fleet, FrozenEngine
+from colloid.engines.launch import Launch
 from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.observe.logs import setup_logging
-from colloid.observe.resident import tree_resident_bytes
+from colloid.observe.resident import Resident, take_tree
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
@@ -67,17 +70,21 @@ class RolloutActor:
         self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
-    async def start(self, num_rollout: int) -> EngineAccess:
-        """Starts engines, router and teacher, where there are any. Returns when all of them serve."""
+    async def start(self, num_rollout: int, placement: Placement, launch: Launch) -> EngineAccess:
+        """Starts engines, router and teacher, where there are any. Returns when all of them serve.
+
+        Args:
+            launch: starts an engine where the placement has it.
+        """
         args = self._args
         args.num_rollout = num_rollout
         if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         if has_teacher_engine(args) and not args.rm_url:
-            self._teacher = FrozenEngine(teacher_config(args, api_key), "teacher")
+            self._teacher = FrozenEngine(teacher_config(args, api_key, placement), "teacher", launch)
         self._memory = EngineMemory(api_key)
-        self._servers = Servers(args, api_key)
+        self._servers = Servers(args, api_key, partial(Fleet, launch=launch), placement)
         self._servers.start()
         fleet = self._servers.policy
         self._pool = EnginePool(fleet, args.sglang_server_concurrency)
@@ -168,9 +175,9 @@ class RolloutActor:
         """The inverse; weights are not there by it."""
         await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), lambda: self._memory.is_released)
 
-    def engines_resident(self) -> int:
-        """Bytes that the engines on this host hold, which this process has started."""
-        return 0 if self._servers is None else tree_resident_bytes(self._servers.policy.engine_pids)
+    def engines_resident(self) -> Resident:
+        """What the engines on this host hold, which this process has started; see `TrainWorker.resident`."""
+        return Resident() if self._servers is None else take_tree(self._servers.policy.engine_pids)
 
     async def close(self) -> set[str]:
         """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""

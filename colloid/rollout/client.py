@@ -91,6 +91,7 @@ class EngineClient:
         max_attempts: times that a request is sent.
         retry_delay: seconds before the second attempt; doubled for each later one.
         no_engine_deadline: seconds that requests wait for an engine where none serves.
+        proxy: see `Http`.
         examine: called after a failure; returns once those engines that are lost are known to be.
     """
 
@@ -106,10 +107,11 @@ class EngineClient:
         retry_delay: float = 0.5,
         abort_timeout: float = 30.0,
         no_engine_deadline: float = 1800.0,
+        proxy: str | None = None,
         examine: Callable[[], Awaitable[None]] | None = None,
     ):
         self._serving = Serving(router_url, engine_urls, max_connections, no_engine_deadline)
-        self._http = Http(api_key)
+        self._http = Http(api_key, proxy)
         self._examine = examine
         self.failed_requests = 0
         """Attempts that ended without an answer that could be used."""

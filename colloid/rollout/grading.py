@@ -36,6 +36,7 @@ class Grader:
         group_rm: the user's reward takes whole groups.
         deterministic: batches are groups, so that they do not depend on what finishes first.
         rm_url: the server of `remote_rm`.
+        proxy: through which it is asked.
         unlabelled: the reward of a sample without a label where nothing says how to reward it; None: an error.
         workers: processes at most, for each of the two kinds.
         timeout: seconds that one grading may take.
@@ -53,6 +54,7 @@ class Grader:
         group_rm: bool = False,
         deterministic: bool = False,
         rm_url: str | None = None,
+        proxy: str | None = None,
         seed: int = 0,
         unlabelled: float | None = None,
         workers: int = 2,
@@ -67,7 +69,7 @@ class Grader:
         self._builtin_pool = WorkerPool(workers, preload=("colloid.rewards.math:warm_up", ()))
         options = JudgeOptions(hook_args, model_path, workers, timeout, group_rm)
         self._custom = CustomRewards(self.custom_paths, custom_weights, options)
-        self._remote = RemoteReward(rm_url) if rm_url else None
+        self._remote = RemoteReward(rm_url, proxy=proxy) if rm_url else None
         self._shown: set[str] = set()
         batched = deterministic and any(reward_form(path, group_rm).batched for path in self.custom_paths)
         self.whole_groups = group_rm or batched

@@ -22,9 +22,11 @@ class Http:
 
     Args:
         api_key: sent as a bearer token where given.
+        proxy: that requests go through, http://…; None: none, whatever the environment says.
     """
 
-    def __init__(self, api_key: str | None = None):
+    def __init__(self, api_key: str | None = None, proxy: str | None = None):
+        self._proxy = proxy
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -57,6 +59,7 @@ class Http:
                 data=None if payload is None else orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY),
                 headers=self._headers | {"Content-Type": "application/json"} | (headers or {}),
                 timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=30),
+                proxy=self._proxy,
             ) as answer:
                 body = await answer.read()
                 if answer.status >= 400:

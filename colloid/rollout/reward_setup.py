@@ -29,6 +29,7 @@ def grader_options(args: Any, rm_type: str | None) -> dict[str, Any]:
         "group_rm": bool(args.group_rm),
         "deterministic": bool(args.deterministic),
         "rm_url": args.rm_url,
+        "proxy": args.http_proxy,
         "seed": args.rollout_seed,
         "unlabelled": 0.0 if args.use_opd else None,  # the teacher is enough to learn from
         "workers": max(1, min(8, (os.cpu_count() or 2) // 2)),

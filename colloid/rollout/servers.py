@@ -16,7 +16,8 @@ from typing import Any
 
 from colloid.config.eval_config import has_trainer
 from colloid.config.external import is_external
-from colloid.config.served_models import DECODE, PREFILL, ServedModel, ServerGroup, policy_model
+from colloid.config.placement import Place, Placement, places_of_model
+from colloid.config.served_models import DECODE, PREFILL, REGULAR, ServedModel, ServerGroup, policy_model
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
 from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
@@ -34,13 +35,13 @@ class Servers:
     """The fleets of a run, by the names of their models.
 
     Args:
-        make_fleet: the policy's; frozen models have a plain one of theirs.
+        placement: where the engines are to be; without it all are here, on the CPU.
     """
 
-    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet):
+    def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
         self.policy_name = policy_model(args).name
         served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
-        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model)) for model in served}
+        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model, placement)) for model in served}
 
     @property
     def policy(self) -> Fleet:
@@ -90,22 +91,14 @@ class Servers:
             fleet.stop()
 
 
-def fleet_config(args: Any, api_key: str, model: ServedModel | None = None) -> FleetConfig:
+def fleet_config(
+    args: Any, api_key: str, model: ServedModel | None = None, placement: Placement | None = None
+) -> FleetConfig:
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
-    slot = 0 if args.colocate else args.world_size
-    for other in args.sglang_models:
-        if other.name == model.name:
-            break
-        slot += other.num_gpus
-    engines: list[EngineConfig] = []
-    for group in model.groups:
-        for number in range(group.num_engines):
-            first = slot + number * group.num_gpus_per_engine
-            engines.append(
-                _engine_config(args, api_key, model, group, first - len(engines) * group.num_gpus_per_engine)
-            )
-        slot += group.num_gpus
+    groups = [group for group in model.groups for _ in range(group.num_engines)]
+    places = places_of_model(args, placement, model.name) if placement else ((),) * len(groups)
+    engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
     of_policy = bool(model.update_weights)
     return FleetConfig(
         tuple(engines),
@@ -127,7 +120,7 @@ def _log_dir(args: Any, model: ServedModel) -> Path:
     return directory if model.update_weights else directory / model.name
 
 
-def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, first_gpu: int) -> EngineConfig:
+def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGroup, place: Place) -> EngineConfig:
     sglang = args.rollout_engine == "sglang"
     of_policy = bool(model.update_weights)
     options = engine_options(args, EngineKind(group.num_gpus_per_engine, group.overrides, of_policy))
@@ -146,7 +139,8 @@ def _engine_config(args: Any, api_key: str, model: ServedModel, group: ServerGro
         kind=args.rollout_engine,
         options=options,
         python=find_python(args) if sglang else None,
-        first_gpu=first_gpu if sglang and args.device == "cuda" else None,
+        gpus=place[0].slots if sglang and args.device == "cuda" and place else None,
+        place=place,
         role=WorkerRole(group.worker_type, bootstrap_port),
     )
 
@@ -173,10 +167,10 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
     )
 
 
-def teacher_config(args: Any, api_key: str) -> EngineConfig:
+def teacher_config(args: Any, api_key: str, placement: Placement | None = None) -> EngineConfig:
     """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
     options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    policy = policy_model(args)
-    first_slot = 0 if args.colocate else args.world_size
-    engine = _engine_config(args, api_key, policy, policy.groups[0], first_slot)
+    place = placement.frozen[0] if placement else ()
+    group = ServerGroup(REGULAR, args.rollout_num_gpus_per_engine, args.rollout_num_gpus_per_engine)
+    engine = _engine_config(args, api_key, policy_model(args), group, place)
     return replace(engine, model_path=args.opd_teacher_load, options=options)

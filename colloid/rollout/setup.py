@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from colloid.config.sampling import DEFAULT_ROLLOUT_FUNCTION
+from colloid.config.services import takes_trajectories
 from colloid.config.sft import serves, takes_conversations
 from colloid.data.mixture import Mixture
 from colloid.data.opening import context_length, load_dataset, prompt_format
@@ -141,7 +142,11 @@ def resolve_rm_type(args: Any, dataset: Any, eval_sets: list[EvalSet]) -> str | 
     if args.custom_rm_path:
         return args.rm_type
     rm_type = args.rm_type
-    readable = isinstance(dataset, (PromptDataset, PromptStream, Mixture)) and not takes_conversations(args)
+    readable = (
+        isinstance(dataset, (PromptDataset, PromptStream, Mixture))
+        and not takes_conversations(args)
+        and not takes_trajectories(args)
+    )
     rows = dataset.head() if readable else []
     if rm_type is None and readable and all(row.label is None for row in rows):
         if args.use_opd or args.custom_generate_function_path or any("rm_type" in row.metadata for row in rows):

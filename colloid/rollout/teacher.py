@@ -149,6 +149,7 @@ def make_teacher(args: Any, own_url: str | None, own_key: str | None, connection
         temperature=args.rollout_temperature,
         api_key=own_key if own_url else os.environ.get(API_KEY_VARIABLE),
         max_connections=connections,
+        proxy=None if own_url else args.http_proxy,
     )
 
 

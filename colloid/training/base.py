@@ -129,7 +129,7 @@ class TrainerRank:
     def _micro_batches(self, batch: RankBatch, schedule: list[list[np.ndarray]]) -> list[list[MicroBatch]]:
         """This rank's part of the micro-batches of each step."""
         config = self._chunks[0].config
-        split = parallel.sequence_split(config.sequence_parallel)
+        split = parallel.sequence_split(config.sequence_parallel, self.args.data_pad_size_multiplier or 1)
         # An interleaved pipeline takes them in groups.
         group = config.microbatch_group_size_per_vp_stage if len(self._chunks) > 1 else 1
         return [

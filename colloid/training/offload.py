@@ -54,10 +54,12 @@ class Offload:
     Args:
         held: what it consists of; asked anew each time, as an optimizer has states only after its first step.
         device: storages elsewhere are left alone (a reference's weights, which are on the host with CUDA).
+        in_place: whether storages stay where they are (or are resized); None: on a CPU.
     """
 
-    def __init__(self, held: Callable[[], Held], store: Store, device: torch.device):
+    def __init__(self, held: Callable[[], Held], store: Store, device: torch.device, *, in_place: bool | None = None):
         self._held, self._store, self._device = held, store, device
+        self._in_place = device.type == "cpu" if in_place is None else in_place
         self._places: dict[int, _Place] = {}
         self._waiting: list[Callable[[], None]] = []
         self.released = False
@@ -93,7 +95,7 @@ class Offload:
         if not self.released:
             return
         for place in self._places.values():
-            if self._device.type != "cpu":
+            if not self._in_place:
                 place.storage.resize_(place.size)
                 if place.offset is None:
                     _bytes_of(place.storage).zero_()
@@ -126,7 +128,7 @@ class Offload:
         self._store.close()
 
     def _vacate(self, place: _Place) -> None:
-        if self._device.type != "cpu":
+        if not self._in_place:
             place.storage.resize_(0)
             return
         if place.offset is None:

@@ -21,7 +21,8 @@ class SequenceSplit:
     size: int = 1
     """Of context parallelism."""
     multiple: int = 1
-    """What the number of a rank's tokens has to be a multiple of: the ranks of sequence parallelism."""
+    """What the number of a rank's tokens has to be a multiple of: of the ranks of sequence parallelism, and of what
+    `--data-pad-size-multiplier` says."""
 
     def padded_lengths(self, lengths: np.ndarray) -> np.ndarray:
         """int64 [S]: each sequence's length with its padding; the last one's also fills the pack."""

@@ -12,7 +12,7 @@ from colloid import slime_imports
 from colloid.data.batch import RankBatch
 from colloid.engines.control import EngineAddress
 from colloid.observe.logs import setup_logging
-from colloid.observe.resident import resident_bytes
+from colloid.observe.resident import Resident, take_resident
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +81,9 @@ class TrainWorker:
         """Takes it again."""
         self._actor.resume()
 
-    def resident(self) -> int:
-        """Bytes that this process holds."""
-        return resident_bytes()
+    def resident(self) -> Resident:
+        """What this process holds, and held at most since it was asked before."""
+        return take_resident()
 
     def end(self) -> set[str]:
         """The run ends: leaves nothing behind. Returns the options that this process has read."""
@@ -133,9 +133,9 @@ class CriticWorker:
         """Takes it again."""
         self._critic.resume()
 
-    def resident(self) -> int:
-        """Bytes that this process holds."""
-        return resident_bytes()
+    def resident(self) -> Resident:
+        """What this process holds, and held at most since it was asked before."""
+        return take_resident()
 
     def end(self) -> set[str]:
         """The run ends. Returns the options that this process has read."""

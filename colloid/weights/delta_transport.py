@@ -1,7 +1,8 @@
 """What changed since the last update, through files: the engines apply it to what they hold.
 
 The sender keeps the version before on disk, compares block by block, writes the changes, and changes its copy as it
-goes. The first version, one after a failure, and one for engines that hold another version, are sent whole.
+goes. The first version, one after a failure, and one for engines that hold another version, are sent whole. Engines
+that hold nothing (their memory was released) read the copy.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class DeltaSender:
     ) -> Sent:
         shapes, num_bytes = self._write(directory, base, version, tensors)
         after_write(self._options, directory, engines)
-        applies = [server_facts(engine).get("engine") == "embedded" for engine in engines]
+        applies = [_applies_deltas(server_facts(engine)) for engine in engines]
         delta_body = self._body(directory, version) | {"load_format": "delta"}
         whole_body = self._body(self._base.directory, version)
         with EngineUpdate(engines, version, self._options.pause_mode, begins=False) as update:
@@ -156,6 +157,11 @@ class DeltaSender:
 
     def _body(self, directory: Path, version: int) -> dict[str, Any]:
         return {"model_path": str(directory), "weight_version": str(version)}
+
+
+def _applies_deltas(engine: dict[str, Any]) -> bool:
+    """Whether an engine changes what it holds; others, and one that gave its weights back, read all of them."""
+    return engine.get("engine") == "embedded" and engine.get("weights_complete", True)
 
 
 def _lacks(answer: dict[str, Any]) -> bool:

@@ -99,6 +99,12 @@ class SharedBuffer:
         raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
 
 
+def remove_leftovers() -> None:
+    """Removes what processes of this user that were killed have left in shared memory."""
+    for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
+        _remove_leftovers(directory)
+
+
 def _remove_leftovers(directory: Path) -> None:
     """A living owner holds the lock of its file; one without bytes is about to be locked."""
     for path in directory.glob(PREFIX + "*"):

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from colloid.observe.metrics import read_metrics
 
-TIMES = "perf/"
+EXCEPT = ("perf/", "engine/", "router/")
+"""Times, and which engines there were."""
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def differences(first: Path, other: Path) -> list[str]:
 
 
 def _values(record: dict) -> dict:
-    return {name: value for name, value in record.items() if not name.startswith(TIMES)}
+    return {name: value for name, value in record.items() if not name.startswith(EXCEPT)}
 
 
 def _weights(run_dir: Path) -> tuple[str, int]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMING = ("perf/",)
-"""Metrics that may differ between two runs that are the same."""
+TIMING = ("perf/", "engine/", "router/")
+"""Metrics that may differ between two runs that are the same: times, and what was replaced."""
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import gzip
 import json
-import os
 import subprocess
 import sys
 
 import pytest
+import yaml
 
 from tests.e2e.running import ROOT, run_training, tiny_arguments, write_sums
 
@@ -50,7 +50,7 @@ source {root}/scripts/models/qwen3-4B.sh
         (FIRST_RUN, ["4 ranks", "engines          4 ×", "32 prompts × 8 samples = 1 step × 256"]),
         (SECOND_RUN, ["8 ranks", "engines          8 ×", "checkpoints, each 100 rollouts", "--eval-interval"]),
         (ASYNCHRONOUS, ["8 ranks", "4 rollouts ahead", "each 2 rollouts, tokens at most 3 updates old"]),
-        (COLOCATED, ["8 ranks", "8 device slots", "colocated"]),
+        (COLOCATED, ["8 ranks", "8 device slots", "colocated", "the trainer gives its own to a file of the run"]),
     ],
     ids=["first run", "checkpoints and evaluation", "asynchronous", "colocated"],
 )
@@ -126,5 +126,11 @@ def test_the_colocated_command_trains_with_its_defaults(tmp_path, tiny_model_dir
     assert ended.code == 0, ended.output
     lines = (tmp_path / "outputs/colocated/metrics.jsonl").read_text().splitlines()
     assert len(lines) == 1
-    assert json.loads(lines[0])["rollout/raw_reward"] < 0.5
-    assert os.path.exists(tmp_path / "outputs/colocated/args.yaml")
+    metrics = json.loads(lines[0])
+    assert metrics["rollout/raw_reward"] < 0.5
+    for phase in ("rollout", "training", "update"):
+        assert 0 < metrics[f"perf/memory/{phase}/engine_rss_gib"] < 8
+        assert 0 < metrics[f"perf/memory/{phase}/trainer_rss_gib"] < 8
+    assert metrics["perf/offload_time"] > 0
+    options = yaml.safe_load((tmp_path / "outputs/colocated/args.yaml").read_text())
+    assert options["offload_train"] and options["offload_rollout"]

@@ -16,9 +16,9 @@ pytestmark = pytest.mark.timeout(400)
 SMALL = ("--rollout-batch-size", 4, "--n-samples-per-prompt", 4)
 
 
-def run_quietly(name: str, outputs: Path, *options: object, **environment: str) -> str:
+def run_quietly(name: str, outputs: Path, *options: object, timeout: float = 350, **environment: str) -> str:
     """What an example printed, which has no complaint of options in it."""
-    printed = run_example(name, outputs, *options, **environment)
+    printed = run_example(name, outputs, *options, timeout=timeout, **environment)
     assert "never read" not in printed
     return printed
 
@@ -121,3 +121,13 @@ def test_an_engine_in_bfloat16_is_further_from_the_trainer_and_is_corrected(tmp_
         )
         assert abs(exact["train/mismatch_k3_kl"]) < 1e-6 < rounded["train/mismatch_k3_kl"]
         assert 0.5 < rounded["train/mismatch_ratio"] < 2 and "train/tis" in rounded and "train/tis" not in exact
+
+
+@pytest.mark.timeout(900)
+def test_a_run_whose_engine_router_and_trainer_are_killed_is_the_undisturbed_run(tmp_path):
+    sizes = ("--num-rollout", 8, "--rollout-batch-size", 2, "--n-samples-per-prompt", 2)
+    printed = run_quietly("fault_tolerance", tmp_path / "outputs", *sizes, timeout=700)
+    assert printed.rstrip().endswith("no difference")
+    kills = (tmp_path / "outputs/fault-tolerance/kills.jsonl").read_text().splitlines()
+    assert [json.loads(line)["who"] for line in kills] == ["engine", "router", "trainer rank"]
+    assert "trainer rank 0 (pid" in (tmp_path / "outputs/fault-tolerance/restarts.jsonl").read_text()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from colloid.observe.metrics import read_metrics
 from tests.e2e.running import write_sums
 from tests.faults.runs import FaultyRun, check_same_run, fault_arguments, kill, restarts_of
 
@@ -32,14 +33,15 @@ NAMES = {"trainer": r"trainer rank \d", "manager": "the rollout actor"}
 
 @pytest.fixture(scope="module")
 def arguments(tmp_path_factory, tiny_model_dir):
+    """Of a run, with its weights on disk or in shared memory."""
     data = write_sums(tmp_path_factory.mktemp("data") / "data.jsonl", 16)
-    return fault_arguments(tiny_model_dir("qwen3"), data, NUM_ROLLOUT)
+    return lambda disk=True: fault_arguments(tiny_model_dir("qwen3"), data, NUM_ROLLOUT, disk=disk)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory, arguments):
     """The run directory of a run that nothing happened to."""
-    run = FaultyRun(tmp_path_factory.mktemp("undisturbed"), arguments)
+    run = FaultyRun(tmp_path_factory.mktemp("undisturbed"), arguments())
     assert run.end() == 0, run.output
     return run.run_dir
 
@@ -49,8 +51,8 @@ def started(tmp_path, arguments):
     """Starts runs; all of their processes end with the test."""
     runs = []
 
-    def start(*more: object, **options) -> FaultyRun:
-        runs.append(FaultyRun(tmp_path, [*arguments, *more], **options))
+    def start(*more: object, disk: bool = True, **options) -> FaultyRun:
+        runs.append(FaultyRun(tmp_path, [*arguments(disk), *more], **options))
         return runs[-1]
 
     yield start
@@ -85,8 +87,9 @@ def test_a_run_whose_processes_are_killed_one_after_another_is_the_undisturbed_r
 
 def test_a_trainer_rank_that_dies_while_a_rollout_is_waited_for_ends_the_run_by_name(started):
     """It is idle then: nothing that it was asked for fails."""
-    run = started("--actor-num-gpus-per-node", 2)
+    run = started("--actor-num-gpus-per-node", 2, disk=False)
     with run.held("rollout", 1):
+        assert any("colloid-weights" in path for path in run.shared_memory)
         victim = run.pids("trainer")[1]
         kill([victim])
         killed = time.monotonic()
@@ -112,10 +115,22 @@ def test_with_max_restarts_the_run_is_the_undisturbed_one(started, undisturbed, 
 
 
 @pytest.mark.slow
+def test_a_run_whose_node_is_gone_is_the_undisturbed_one_too(started, undisturbed):
+    """Ray's own process on the host is killed, and everything that it had started with it."""
+    run = started("--max-restarts", 1)
+    with run.held("training", 1):
+        kill(run.pids("node"))
+    assert run.end() == 0, run.output
+    assert len(restarts_of(run.run_dir)) == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("when", MOMENTS)
 @pytest.mark.parametrize("who", NAMES)
 def test_without_it_the_run_ends_within_its_deadline_and_says_who_it_was(started, who, when):
-    run = started("--actor-num-gpus-per-node", 2)
+    run = started("--actor-num-gpus-per-node", 2, disk=when == "sync")
     with run.held(when, 1):
         pid = run.pids(who)[-1]
         kill([pid])
@@ -147,6 +162,64 @@ def test_graders_are_replaced(started, undisturbed, when):
         kill(run.pids("grader"))
     assert run.end() == 0, run.output
     check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+REPLACED = ("--use-fault-tolerance", "--rollout-health-check-interval", 1, "--rollout-health-check-timeout", 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_engines_and_the_router_are_replaced(started, undisturbed, who, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        kill(run.pids(who))
+    assert run.end() == 0, run.output
+    last = read_metrics(run.run_dir)[-1]
+    assert last["engine/replaced" if who == "engine" else "router/restarted"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["rollout", "training"])
+def test_an_engine_that_hangs_is_replaced(started, undisturbed, when):
+    run = started(*REPLACED)
+    with run.held(when, 1):
+        (engine,) = run.pids("engine")
+        os.kill(engine, signal.SIGSTOP)
+    assert run.end() == 0, run.output
+    assert read_metrics(run.run_dir)[-1]["engine/replaced"] == 1
+    check_same_run(run.run_dir, undisturbed)
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", MOMENTS)
+@pytest.mark.parametrize("who", ["engine", "router"])
+def test_else_their_end_is_that_of_the_run(started, who, when):
+    run = started()
+    with run.held(when, 1):
+        (pid,) = run.pids(who)
+        kill([pid])
+    assert run.end(ENDS_WITHIN) == 1, run.output
+    assert re.search(rf"\berror: .*{who} http\S+ .*(pid {pid}|ended with -9)", run.output), run.output[-3000:]
+    run.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_goes_on_too(started, tmp_path_factory, arguments):
+    entry, ahead = "train_async.py", ("--async-buffer-size", 1)
+    undisturbed = FaultyRun(tmp_path_factory.mktemp("asynchronous"), [*arguments(), *ahead], entry)
+    assert undisturbed.end() == 0, undisturbed.output
+    run = started(*ahead, "--max-restarts", 2, entry=entry)
+    for moment, who in (("training", "trainer"), ("rollout", "manager")):
+        with run.held(moment, 2):
+            kill(run.pids(who))
+    assert run.end() == 0, run.output
+    assert len(restarts_of(run.run_dir)) == 2
+    check_same_run(run.run_dir, undisturbed.run_dir)
     run.check_nothing_left()
 
 

@@ -90,6 +90,28 @@ def test_what_is_released_is_given_back_and_what_is_resumed_is_as_it_was(server)
     assert sizes[2][1] - sizes[0][1] < 25, sizes
 
 
+def test_an_engine_whose_weights_are_released_reads_what_the_deltas_made(server):
+    place = Path(tempfile.mkdtemp(prefix="weights-"))
+    sender = make_sender(SendOptions("disk", "delta", 16 * MEBIBYTE, "retract", server.model, place))
+    try:
+        tensors = {name: tensor.clone() for name, tensor in server.tensors.items()}
+        for version in (21, 22):
+            server.control.post(RELEASE)
+            server.control.post(RESUME, {"tags": ["weights"]})
+            sent = sender.send([server.control], version, iter(tensors.items()))
+            held = server.control.post("/weights_checker")
+            server.control.post(RESUME)
+            assert held["weight_version"] == str(version)
+            assert held["checksums"] == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+            for tensor in tensors.values():
+                tensor.view(-1)[::200] += 0.01
+        assert sent.num_bytes < 0.1 * sum(tensor.nbytes for tensor in tensors.values())
+    finally:
+        sender.close()
+        shutil.rmtree(place)
+        server.send(0)
+
+
 def test_nothing_is_generated_while_memory_is_released_or_weights_are_incomplete(server):
     def refusal(path: str, body: dict | None = None) -> str:
         with pytest.raises(EngineError) as caught:

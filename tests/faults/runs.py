@@ -93,7 +93,7 @@ class FaultyRun:
             time.sleep(0.02)
 
     def pids(self, who: str) -> list[int]:
-        """Of `trainer`, `manager`, `engine`, `router`, `grader` or `driver`."""
+        """Of `trainer`, `manager`, `engine`, `router`, `grader`, `driver`, or `node`: Ray's own process on a host."""
         if who == "driver":
             return [self.process.pid]
         return sorted(member.pid for member in self.members() if _is(member, who))
@@ -159,6 +159,7 @@ def _is(member: psutil.Process, who: str) -> bool:
         "manager": name.startswith("ray::RolloutAc"),
         "engine": "colloid.engines.embedded" in line,
         "router": "router" in name or "sglang_router" in line,
+        "node": name == "raylet",
         "grader": "colloid.rewards.worker" in line,
     }[who]
 

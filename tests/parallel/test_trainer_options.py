@@ -154,6 +154,8 @@ def results(tiny_model_dir, tmp_path_factory) -> list[dict[str, Any]]:
     for size in SIZES:
         step(f"by ten {size}", size=size, custom_pg_loss_reducer_function_path=f"{hooks}:by_ten")
     step("plain")
+    step("padded", data_pad_size_multiplier=96, padded_vocab_size=1000)
+    step("padded TP2 SP", data_pad_size_multiplier=96, **LAYOUTS["TP2 SP"])
     step("halved", rollout_data_postprocess_path=f"{hooks}:half")
     step("custom entropy", use_rollout_entropy=True, **own)
     for layout, options in LAYOUTS.items():
@@ -234,6 +236,18 @@ def test_a_reducer_is_of_the_policy_loss_and_does_not_depend_on_micro_batches(re
 def test_what_a_hook_makes_of_the_data_is_trained(results):
     plain, halved = (results[0][name]["gradients"] for name in ("plain", "halved"))
     assert difference({name: 2 * values for name, values in halved.items()}, plain) < 1e-6
+
+
+def test_padding_of_packs_and_of_the_vocabulary_changes_no_gradient(results):
+    plain, padded = results[0]["plain"]["gradients"], results[0]["padded"]["gradients"]
+    embedding = "embedding.word_embeddings.weight"
+    rows = len(plain[embedding])
+    assert len(padded[embedding]) == 1000 > rows and not padded[embedding][rows:].any()
+    cut = {name: values[:rows] if name == embedding else values for name, values in padded.items()}
+    assert difference(cut, plain) < 1e-6
+    sequence_parallel = results[0]["padded TP2 SP"]["metrics"]
+    for name in ("train/loss", "train/grad_norm"):
+        assert sequence_parallel[name] == pytest.approx(results[0]["plain"]["metrics"][name], rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -159,3 +159,20 @@ def test_another_model_as_reference_is_refused_with_both_values(place):
     run("deepseek-v3"), run("kimi-k2")
     message = error_of("deepseek-v3", "--ref-load", "kimi-k2")
     assert "num_experts is 384 and 256" in message and "[0]*1+[1]*60 and [0]*3+[1]*58" in message
+
+
+def test_the_name_of_the_family_is_compared_with_the_model(place):
+    for name in ("qwen3_moe", "Qwen3-MoE", "qwen3moe", "Qwen3MoeConfig"):
+        run("qwen3-30B-A3B", "--model-name", name)
+    run("kimi-k2", "--model-name", "deepseekv3")
+    assert "'deepseek_v3'" in error_of("qwen3-30B-A3B", "--model-name", "deepseekv3")
+    assert "no such family" in error_of("qwen3-30B-A3B", "--model-name", "qwen33")
+
+
+def test_the_padded_vocabulary_holds_the_vocabulary_and_is_divided_evenly(place):
+    run("qwen3-8B", "--padded-vocab-size", "200000")
+    assert "less than the model's vocabulary" in error_of("qwen3-8B", "--padded-vocab-size", "1000")
+    parallel = ("--tensor-model-parallel-size", "2", "--actor-num-gpus-per-node", "2")
+    assert "no multiple" in error_of("qwen3-8B", "--padded-vocab-size", "200001", *parallel)
+    both = ("--padded-vocab-size", "200000", "--make-vocab-size-divisible-by", "64")
+    assert "say the same" in error_of("qwen3-8B", *both)

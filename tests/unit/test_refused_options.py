@@ -16,12 +16,6 @@ REFUSED = [
     row for row in tables().options if row.built is not None and (not row.built or set(row.choices) - set(row.built))
 ]
 
-PENDING = (
-    {"cluster", "fault tolerance", "weight updates"},
-    {"--data-pad-size-multiplier", "--model-name", "--padded-vocab-size"},
-    {"debugging", "external services"},
-)
-
 
 def error_of(*argv: str) -> str:
     with pytest.raises(ConfigError) as caught:
@@ -30,7 +24,7 @@ def error_of(*argv: str) -> str:
 
 
 def test_every_option_that_is_refused_says_why():
-    silent = [r.flag for r in REFUSED if not r.refused and not any({r.group, r.flag} & part for part in PENDING)]
+    silent = [row.flag for row in REFUSED if not row.refused]
     assert not silent, silent
 
 
@@ -44,7 +38,7 @@ def test_options_that_a_reason_points_to_exist_and_work():
         for flag in re.findall(r"--[a-z0-9-]+[a-z0-9]", row.refused):
             named = tables().by_name.get(flag)
             assert named is not None, (row.flag, flag)
-            assert named.built != () or flag == "--mtp-num-layers" or named.group == "cluster", (row.flag, flag)
+            assert named.built != () or flag == "--mtp-num-layers", (row.flag, flag)
 
 
 @pytest.mark.parametrize(

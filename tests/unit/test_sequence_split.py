@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=6).map(lambda length
 
 
 @settings(deadline=None)
-@given(LENGTHS, st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4]))
+@given(LENGTHS, st.sampled_from([1, 2, 3, 4]), st.sampled_from([1, 2, 3, 4, 128]))
 def test_each_token_has_one_owner_and_all_ranks_have_equally_many(lengths, size, multiple):
     splits = [SequenceSplit(rank, size, multiple) for rank in range(size)]
     padded = splits[0].padded_lengths(lengths)

@@ -45,17 +45,32 @@ def test_a_command_line_has_flags_values_and_lists():
 
 
 def test_a_server_on_a_cpu_is_told_so_and_what_the_user_gave_wins():
-    server = sglang.plan({"mem-fraction-static": 0.1, "tp-size": 1}, "/model", "127.0.0.1", None, 0)
+    server = sglang.plan({"mem-fraction-static": 0.1, "tp-size": 1}, "/model", "127.0.0.1", None)
     assert server.options["device"] == "cpu" and server.options["mem-fraction-static"] == 0.1
     assert server.url == f"http://127.0.0.1:{server.options['port']}"
-    on_gpus = sglang.plan({"tp-size": 2}, "/model", "127.0.0.1", 4, 1)
+    on_gpus = sglang.plan({"tp-size": 2}, "/model", "127.0.0.1", (6, 7))
     assert "device" not in on_gpus.options and on_gpus.environment["CUDA_VISIBLE_DEVICES"] == "6,7"
+
+
+def test_an_engine_of_two_nodes_is_two_servers_that_meet_at_the_first():
+    def server(rank: int) -> sglang.ServerPlan:
+        nodes = sglang.SeveralNodes(rank, 2, "10.0.0.9:20000")
+        return sglang.plan({"tp-size": 16, "ep-size": 16}, "/model", f"127.0.0.{1 + rank}", range(8), nodes)
+
+    first, second = command_line(server(0).options), command_line(server(1).options)
+    meeting = ["--nnodes", "2", "--node-rank", "{}", "--dist-init-addr", "10.0.0.9:20000"]
+    for rank, line in enumerate((first, second)):
+        assert " ".join(meeting).format(rank) in " ".join(line) and line[line.index("--tp-size") + 1] == "16"
+        assert line[line.index("--host") + 1] == f"127.0.0.{1 + rank}"
+    assert server(1).environment["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+    on_cpu = sglang.plan({"tp-size": 2}, "/m", "127.0.0.1", None, sglang.SeveralNodes(1, 2, "127.0.0.1:20000"))
+    assert "SGLANG_CPU_OMP_THREADS_BIND" not in on_cpu.environment  # one rank a node
 
 
 def test_the_cores_of_a_cpu_are_shared_among_ranks():
     assert sglang.cores_of_ranks([0, 1, 2, 3], 2) == "0-1|2-3"
     assert sglang.cores_of_ranks([4], 2) == "4|4"
-    with_ranks = sglang.plan({"tp-size": 2}, "/model", "127.0.0.1", None, 0).environment
+    with_ranks = sglang.plan({"tp-size": 2}, "/model", "127.0.0.1", None).environment
     assert "|" in with_ranks["SGLANG_CPU_OMP_THREADS_BIND"]
 
 
@@ -70,7 +85,7 @@ def test_ports_are_not_those_that_the_system_gives_away():
 def test_the_key_is_in_a_file_of_the_user_alone_and_not_on_the_command_line(tmp_path):
     path = sglang.write_key(tmp_path / "key.yaml", "secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and "secret" in path.read_text()
-    assert "secret" not in str(command_line(sglang.plan({}, "m", "127.0.0.1", None, 0).options))
+    assert "secret" not in str(command_line(sglang.plan({}, "m", "127.0.0.1", None).options))
 
 
 @pytest.fixture

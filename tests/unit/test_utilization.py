@@ -149,6 +149,7 @@ def test_a_step_is_told_of_its_own_time_alone():
             second = sampler.take()
         finally:
             end(busy)
+        sampler.take()
         third = sampler.take()
     finally:
         sampler.close()
@@ -196,6 +197,41 @@ def test_the_number_of_curves_does_not_grow_with_the_cluster():
 
 def test_nodes_on_one_machine_are_told_apart():
     assert [use.name for use in with_own_names([HostUse("a"), HostUse("b"), HostUse("a")])] == ["a", "b", "a-2"]
+
+
+NODES = """
+import os, time
+import ray
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+second = cluster.add_node(num_cpus=1)
+ray.init(address=cluster.address)
+from colloid.cluster import utilization
+watched = utilization.Utilization(1.0, False, os.getcwd(), joined=True)
+
+def hosts():
+    return len({name.split("/")[2] for name in watched.take() if name.startswith("perf/host/")})
+
+assert hosts() == 2, "two nodes on one machine"
+cluster.remove_node(second)
+end = time.monotonic() + 60
+while hosts() != 1:
+    assert time.monotonic() < end
+    time.sleep(0.2)
+cluster.add_node(num_cpus=1)
+utilization.NODES_EVERY = 0.0
+assert hosts() == 2, "a node that joins"
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_each_node_of_a_cluster_is_watched_also_one_that_joins_and_not_one_that_is_gone(tmp_path):
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
+    command = [sys.executable, "-c", NODES]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_a_run_on_one_host_is_watched_by_a_thread_of_the_driver():

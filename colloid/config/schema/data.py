@@ -2,8 +2,6 @@
 
 from colloid.config.option import FLAG, OFF, opt
 
-LATER = {"built": ()}
-
 DATA = (
     opt(
         "--prompt-data",
@@ -72,7 +70,14 @@ BATCH = (
     ),
     opt("--balance-data", FLAG, None, "Accepted: tokens are always spread evenly over the ranks."),
     opt("--balance-by-flops", FLAG, None, "Spread operations evenly rather than tokens."),
-    opt("--data-pad-size-multiplier", "int", 128, "Packs are padded to a multiple of this.", low=1, **LATER),
+    opt(
+        "--data-pad-size-multiplier",
+        "int",
+        None,
+        "A rank's tokens of a micro-batch are padded to a multiple of this, so that fewer sizes occur.",
+        low=1,
+        shown="no more padding than the ranks need",
+    ),
 )
 
 RM_TYPES = ("math", "random", "dapo", "deepscaler", "gpqa", "f1", "ifbench", "remote_rm")

@@ -2,8 +2,6 @@
 
 from colloid.config.option import FLAG, OFF, SWITCH, opt
 
-LATER = {"built": ()}
-
 LOGGING = (
     opt("--use-tensorboard", FLAG, None, "Accepted: TensorBoard events are always written."),
     opt(
@@ -109,7 +107,12 @@ DEBUG = (
 )
 
 SERVICES = (
-    opt("--http-proxy", "str", None, "Proxy of HTTP requests.", **LATER),
+    opt(
+        "--http-proxy",
+        "str",
+        None,
+        "Proxy, http://…, of requests that leave the run: to the servers at --rm-url and --rollout-buffer-url.",
+    ),
     opt(
         "--use-distributed-post",
         FLAG,
@@ -119,10 +122,29 @@ SERVICES = (
         refused="one process sends all requests, since it alone knows which are to be aborted, repeated or held back "
         "while weights change; what else would keep it busy runs beside it (graders, --num-data-workers)",
     ),
-    opt("--rollout-buffer-url", "str", None, "Address of a rollout buffer.", **LATER),
-    opt("--fetch-trajectory-retry-times", "int", -1, "Tries to fetch from it.", **LATER),
-    opt("--min-batch-collection-ratio", "float", 1.0, "Share of a batch that is enough.", low=0, high=1, **LATER),
-    opt("--rollout-task-type", "str", "math", "Its task.", **LATER),
+    opt(
+        "--rollout-buffer-url",
+        "str",
+        None,
+        "A server that makes the rollouts: it generates with the run's engines and hands out finished, graded "
+        "trajectories.",
+    ),
+    opt(
+        "--fetch-trajectory-retry-times",
+        "int",
+        -1,
+        "Failed requests to it, one after another, after which it is given up; -1: as long as half an hour.",
+        low=-1,
+    ),
+    opt(
+        "--min-batch-collection-ratio",
+        "float",
+        1.0,
+        "Share of a rollout's groups that is trained where it is given up.",
+        low=0,
+        high=1,
+    ),
+    opt("--rollout-task-type", "str", "math", "Which of its tasks it is to do."),
     opt(
         "--loss-mask-type",
         "str",

@@ -2,8 +2,6 @@
 
 from colloid.config.option import FLAG, opt
 
-LATER = {"built": ()}
-
 ROLLOUT = (
     opt("--rollout-temperature", "float", 1.0, "Sampling temperature; 0: greedy.", low=0),
     opt("--rollout-top-p", "float", 1.0, "Nucleus sampling.", low=1e-6, high=1),
@@ -34,7 +32,9 @@ ROLLOUT = (
         refused="samples are arrays in the host's memory, which Ray's object store shares among a host's processes; "
         "NIXL moves what is in the memory of GPUs",
     ),
-    opt("--model-name", "str", None, "Name of the model family.", **LATER),
+    opt(
+        "--model-name", "str", None, "The model's family: compared with that of --hf-checkpoint, from which it follows."
+    ),
 )
 
 EVALUATION = (

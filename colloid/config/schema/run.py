@@ -2,8 +2,6 @@
 
 from colloid.config.option import FLAG, SWITCH, opt
 
-LATER = {"built": ()}
-
 RUN = (
     opt(
         "--config",

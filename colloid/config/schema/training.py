@@ -2,9 +2,9 @@
 
 from colloid.config.option import FLAG, opt
 
-LATER = {"built": ()}
 _NO_MTP = (
-    "layers of multi-token prediction are not trained, and stay as they are in --hf-checkpoint; leave the option out"
+    "layers of multi-token prediction are no part of the policy: neither trainer nor embedded engine builds them, and "
+    "an exported model is without them; leave the option out"
 )
 MTP = {"built": (), "at_run": True, "refused": _NO_MTP}
 
@@ -55,7 +55,14 @@ TRAINING = (
         None,
         "YAML with the sections `actor` and `critic`: options of the optimizer and its schedule, for that role.",
     ),
-    opt("--padded-vocab-size", "int", None, "Rows of the embedding.", low=1, **LATER),
+    opt(
+        "--padded-vocab-size",
+        "int",
+        None,
+        "Rows of the embedding and of the head in the trainer.",
+        low=1,
+        shown="the vocabulary, up to a multiple of --make-vocab-size-divisible-by and the tensor-parallel ranks",
+    ),
     opt(
         "--only-train-params-name-list",
         "str",

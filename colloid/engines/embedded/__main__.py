@@ -13,6 +13,7 @@ from aiohttp import web
 
 from colloid.engines.embedded.engine import Engine
 from colloid.engines.embedded.invariance import required_rows
+from colloid.engines.embedded.kernels import bound_kernel_caches
 from colloid.engines.embedded.memory import cache_tokens, keep_freed_memory
 from colloid.engines.embedded.model import Model
 from colloid.engines.embedded.model_config import load_model_config
@@ -144,6 +145,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     keep_freed_memory()
+    bound_kernel_caches()
     try:
         engine, store, info = build(args)
         return asyncio.run(serve(args, engine, store, info))

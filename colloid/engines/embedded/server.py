@@ -201,6 +201,8 @@ class EngineServer:
 
 async def read_json(request: web.Request) -> Any:
     """The body, or BadRequest. An empty body is an empty object."""
+    if request.content_length and request.content_length > MAX_BODY_BYTES:
+        raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length)
     try:
         raw = await asyncio.wait_for(request.read(), BODY_SECONDS)
     except asyncio.TimeoutError:

@@ -98,12 +98,13 @@ def padded_vocab_size(vocab_size: int, multiple: int, tensor_parallel_size: int)
 def model_shape(args: Any) -> ModelShape:
     """The numbers that the name tables need."""
     multiple = args.make_vocab_size_divisible_by or VOCAB_MULTIPLE
+    padded = args.padded_vocab_size or padded_vocab_size(args.vocab_size, multiple, args.tensor_model_parallel_size)
     return ModelShape(
         num_layers=args.num_layers,
         num_attention_heads=args.num_attention_heads,
         num_query_groups=args.num_query_groups or args.num_attention_heads,
         vocab_size=args.vocab_size,
-        padded_vocab_size=padded_vocab_size(args.vocab_size, multiple, args.tensor_model_parallel_size),
+        padded_vocab_size=padded,
         tied=not args.untie_embeddings_and_output_weights,
         qkv_bias=bool(args.add_qkv_bias),
         qk_norm=bool(args.qk_layernorm),

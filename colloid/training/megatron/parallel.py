@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -138,12 +139,16 @@ def largest(value: int) -> int:
     return int(tensor)
 
 
-def sequence_split(sequence_parallel: bool) -> SequenceSplit:
-    """This rank's part of each sequence."""
+def sequence_split(sequence_parallel: bool, pad_multiple: int = 1) -> SequenceSplit:
+    """This rank's part of each sequence.
+
+    Args:
+        pad_multiple: what the tokens of a micro-batch are padded to a multiple of, besides what the ranks need.
+    """
     return SequenceSplit(
         rank=parallel_state.get_context_parallel_rank(),
         size=parallel_state.get_context_parallel_world_size(),
-        multiple=tensor_parallel_group().size() if sequence_parallel else 1,
+        multiple=math.lcm(pad_multiple, tensor_parallel_group().size() if sequence_parallel else 1),
     )
 
 
