@@ -27,12 +27,12 @@ def options(directory: Path, model: Path, *more: object) -> list[object]:
     return [*plain, "--rollout-num-gpus", 2, "--num-rollout", 4, "--deterministic", *more]
 
 
-def kill_busy_engine(directory: Path, run_name: str, number: int) -> str:
+def kill_busy_engine(process, directory: Path, run_name: str, number: int) -> str:
     """Once a rollout is trained, and requests run at the first engine. Returns its address."""
     run_dir = directory / "outputs" / run_name
     deadline = time.monotonic() + DEADLINE
     while True:
-        assert time.monotonic() < deadline, (directory / "output.txt").read_text()[-3000:]
+        assert time.monotonic() < deadline and process.poll() is None, (directory / "output.txt").read_text()[-3000:]
         time.sleep(0.02)
         if not (run_dir / "metrics.jsonl").exists() or not (run_dir / "metrics.jsonl").read_text():
             continue
@@ -65,7 +65,7 @@ def test_a_run_whose_engine_is_killed_in_a_rollout_is_the_undisturbed_run(tmp_pa
 
     # It goes on until the replacement has joined, whatever the machine has to do beside.
     process = start_training(tmp_path, *arguments, "--run-name", "killed")
-    url = kill_busy_engine(tmp_path, "killed", signal.SIGKILL)
+    url = kill_busy_engine(process, tmp_path, "killed", signal.SIGKILL)
     code, output = ended(process, tmp_path)
     assert code == 0, output[-5000:]
     assert f"engine {url} (engine_0, pid" in output and "is taken out: it ended with -9" in output
@@ -82,7 +82,7 @@ def test_the_only_engine_is_replaced_and_given_the_weights_of_the_rollout(tmp_pa
     arguments = options(tmp_path, tiny_model_dir(), "--use-fault-tolerance", "--check-weight-update-equal")
     arguments[arguments.index("--rollout-num-gpus") + 1] = 1
     process = start_training(tmp_path, *arguments, "--run-name", "run")
-    kill_busy_engine(tmp_path, "run", signal.SIGKILL)
+    kill_busy_engine(process, tmp_path, "run", signal.SIGKILL)
     code, output = ended(process, tmp_path)
     assert code == 0, output[-5000:]
     lines = metrics_of(tmp_path / "outputs/run")
@@ -94,7 +94,7 @@ def test_the_only_engine_is_replaced_and_given_the_weights_of_the_rollout(tmp_pa
 def test_without_the_option_a_killed_engine_ends_the_run_and_is_named(tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.setenv("COLLOID_API_KEY", KEY)
     process = start_training(tmp_path, *options(tmp_path, tiny_model_dir()), "--run-name", "run")
-    url = kill_busy_engine(tmp_path, "run", signal.SIGKILL)
+    url = kill_busy_engine(process, tmp_path, "run", signal.SIGKILL)
     code, output = ended(process, tmp_path)
     assert code == 1 and f"engine {url} (engine_0, pid" in output and "ended with -9" in output
 
