@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from colloid.algorithms.estimators import Baseline, Credit, get_estimator
 from colloid.config.args import Args
+from colloid.config.served_models import TEACHER, has_teacher_engine, listed_teacher
 
 
 def _clip(args: Args) -> str | None:
@@ -70,10 +71,17 @@ def _distillation(args: Args) -> str | None:
         return "--opd-teacher-ckpt-step is for --opd-type megatron: an engine loads a Hugging Face directory"
     if args.rm_url and args.opd_teacher_load:
         return "--rm-url and --opd-teacher-load are two teachers: leave one out"
-    if args.rm_url is None and args.opd_teacher_load is None:
+    listed = listed_teacher(args) is not None
+    if listed and (args.rm_url or args.opd_teacher_load):
+        other = "--rm-url" if args.rm_url else "--opd-teacher-load"
+        return (
+            f"{other} and the model {TEACHER!r} of --sglang-config {args.sglang_config} are two teachers: leave one out"
+        )
+    if not listed and args.rm_url is None and args.opd_teacher_load is None:
         return (
             "--opd-type sglang needs a teacher: the address of its server with --rm-url URL, or its Hugging Face "
-            "directory with --opd-teacher-load DIR, on which the run starts an engine"
+            "directory with --opd-teacher-load DIR, on which the run starts an engine, or a frozen model of the name "
+            f"{TEACHER!r} in --sglang-config"
         )
     if args.opd_teacher_load and args.rollout_engine == "sglang":
         return "--opd-teacher-load is for the embedded engine; start the teacher's server, and give --rm-url URL"
@@ -92,11 +100,6 @@ def _server_address(args: Args) -> str | None:
             f"{args.rm_type} too: reward with --custom-rm-path, or give the teacher with --opd-teacher-load"
         )
     return None
-
-
-def has_teacher_engine(args: Args) -> bool:
-    """Whether a teacher behind an engine judges what is sampled."""
-    return bool(args.use_opd) and args.opd_type == "sglang"
 
 
 RULES = (_clip, _sapo, _unbiased_kl, _tis, _freezing, _distillation, _server_address)

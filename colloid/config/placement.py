@@ -19,11 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.devices import num_cuda_devices
 from colloid.config.eval_config import has_trainer
-from colloid.config.served_models import PLACEHOLDER, REGULAR
+from colloid.config.served_models import PLACEHOLDER, REGULAR, added_teacher
 from colloid.config.sft import serves
 
 USUAL_GPUS = 8
@@ -148,7 +147,7 @@ def demand_of(args: Args) -> Demand:
     """What the options ask for. A critic has the slots of the policy's ranks."""
     trains, slots = has_trainer(args), args.rollout_num_gpus_per_engine
     engines = [engine for _, engine in _engines(args)] if serves(args) else []
-    teacher = serves(args) and has_teacher_engine(args) and not args.rm_url
+    teacher = serves(args) and added_teacher(args) is not None
     return Demand(
         args.actor_num_nodes if trains else 0,
         args.actor_num_gpus_per_node,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from colloid.config.algorithm import has_teacher_engine
 from colloid.config.args import Args
 from colloid.config.checks import not_supported
 from colloid.config.eval_config import has_trainer
@@ -13,7 +12,16 @@ from colloid.config.placement import Demand, assumed_nodes, demand_of
 from colloid.config.placement_text import describe_placement
 from colloid.config.planner import place
 from colloid.config.roles import has_critic
-from colloid.config.served_models import PLACEHOLDER, REGULAR, ServerGroup, policy_model
+from colloid.config.served_models import (
+    PLACEHOLDER,
+    REGULAR,
+    TEACHER,
+    ServerGroup,
+    added_teacher,
+    has_teacher_engine,
+    policy_model,
+    served_models,
+)
 from colloid.config.sft import serves
 from colloid.config.tables import tables
 from colloid.errors import ConfigError
@@ -83,7 +91,7 @@ def _router(args: Args) -> str:
     if args.sglang_router_ip:
         return f"the one at {args.sglang_router_ip}:{args.sglang_router_port}"
     port = f"port {args.sglang_router_port}" if args.sglang_router_port else "a free port"
-    count = sum(model.num_engines > 0 for model in args.sglang_models)
+    count = sum(model.num_engines > 0 for model in served_models(args))
     of_policy = "" if count == 1 else f" (that of {policy_model(args).name}), one a model"
     return f"{count} process{'es' * (count > 1)}: {args.rollout_router}, {port}{of_policy}"
 
@@ -118,7 +126,10 @@ def _group(args: Args, group: ServerGroup) -> str:
 def _teacher(args: Args) -> str:
     if not serves(args):
         return "none: the rollouts on disk have its log-probs"
-    return args.rm_url or f"1 process: {args.rollout_engine} engine on {args.opd_teacher_load}, frozen"
+    added = added_teacher(args)
+    if added is None:
+        return args.rm_url or f"the model {TEACHER!r}"
+    return f"1 × {args.rollout_engine} on {added.model_path}, frozen, behind a router of its own"
 
 
 def _trainer(args: Args) -> str:

@@ -20,6 +20,8 @@ DEFAULT_NAME = "default"
 """Of the policy where no file names it; there is no need to know another one."""
 ALIASES = (DEFAULT_NAME, "actor", "policy")
 """Names that mean the policy, unless a model of the file has them."""
+TEACHER = "teacher"
+"""Of the model that `--opd-type sglang` asks, unless it is a server of the user's (`--rm-url`)."""
 REGULAR, PREFILL, DECODE, PLACEHOLDER = "regular", "prefill", "decode", "placeholder"
 WORKER_TYPES = (REGULAR, PREFILL, DECODE, PLACEHOLDER)
 
@@ -68,6 +70,30 @@ class ServedModel:
 def policy_model(args: Args) -> ServedModel:
     """The one that the trainer's weights go to."""
     return next(model for model in args.sglang_models if model.update_weights)
+
+
+def has_teacher_engine(args: Args) -> bool:
+    """Whether a teacher behind an engine judges what is sampled."""
+    return bool(args.use_opd) and args.opd_type == "sglang"
+
+
+def listed_teacher(args: Args) -> ServedModel | None:
+    """The frozen model of that name in `--sglang-config`."""
+    return next((model for model in args.sglang_models if model.name == TEACHER and not model.update_weights), None)
+
+
+def added_teacher(args: Args) -> ServedModel | None:
+    """That of `--opd-teacher-load`: one engine, on slots beside `--rollout-num-gpus`."""
+    if not has_teacher_engine(args) or args.rm_url or listed_teacher(args) is not None:
+        return None
+    group = ServerGroup(REGULAR, args.rollout_num_gpus_per_engine, args.rollout_num_gpus_per_engine)
+    return ServedModel(TEACHER, (group,), args.opd_teacher_load, update_weights=False)
+
+
+def served_models(args: Args) -> tuple[ServedModel, ...]:
+    """All that the run serves; the policy is among them."""
+    added = added_teacher(args)
+    return args.sglang_models if added is None else (*args.sglang_models, added)
 
 
 def engine_context_length(args: Args) -> int | None:
@@ -121,7 +147,7 @@ def _disaggregation_on_cpu(args: Args) -> str | None:
     if split and args.device == "cpu":
         return (
             f"--sglang-config {args.sglang_config}: model {split[0]!r} has prefill and decode groups, and SGLang hands "
-            "a prompt's KV cache on from GPU to GPU only (mooncake, nixl, …): on a CPU make its groups regular"
+            "a prompt's KV cache on with CUDA's pinned memory and events: on a CPU make its groups regular"
         )
     return None
 

@@ -363,31 +363,3 @@ class Fleet:
 
     def _find(self, address: str) -> EngineAddress:
         return find_engine(address, self._config.api_key, self._config.external.expected)
-
-
-class FrozenEngine:
-    """One engine by itself: behind no router, and its weights never change.
-
-    Args:
-        name: of its log file.
-    """
-
-    def __init__(self, config: EngineConfig, name: str, launch: Launch = launch_engine):
-        self._engine = launch(config, name, 0)
-
-    def wait_until_ready(self) -> str:
-        """Its address.
-
-        Raises:
-            EngineError: as `Fleet.start`.
-        """
-        url = self._engine.wait_until_ready()
-        logger.info("engine %s serves (pid %d)", url, self.pid)
-        return url
-
-    @property
-    def pid(self) -> int:
-        return self._engine.pid
-
-    def stop(self) -> None:
-        self._engine.stop()

@@ -82,6 +82,9 @@ def plan(
         chosen |= {"nnodes": nodes.count, "node-rank": nodes.rank, "dist-init-addr": nodes.meeting_point}
         ranks //= nodes.count
     environment = {"HF_HUB_OFFLINE": "1"}
+    if chosen.get("enable-memory-saver"):
+        # The router asks for /health at any time, which would generate a token in memory that is released.
+        environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
     if cpu:
         environment |= {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
         if ranks > 1:

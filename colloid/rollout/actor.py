@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from colloid.config.algorithm import has_teacher_engine
 from colloid.config.placement import Placement
 from colloid.config.sft import serves
 from colloid.engines.control import EngineAddress
-from colloid.engines.fleet import Fleet, FrozenEngine
+from colloid.engines.fleet import Fleet
 from colloid.engines.launch import Launch
 from colloid.engines.memory import EngineMemory
 from colloid.errors import DeadlineExceeded, EngineError
@@ -25,7 +24,7 @@ from colloid.observe.resident import Resident, take_tree
 from colloid.rollout.debug import LoadedRollouts
 from colloid.rollout.engine_pool import API_KEY_VARIABLE, EnginePool, Joining
 from colloid.rollout.manager import RolloutManager
-from colloid.rollout.servers import Servers, teacher_config
+from colloid.rollout.servers import Servers
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class EngineAccess:
     """At the start."""
     api_key: str
     pids: list[int]
-    """Of engines, routers and teacher, for logs and tests."""
+    """Of engines and routers, for logs and tests."""
     changes: bool = False
     """Whether there may be others later."""
 
@@ -63,15 +62,14 @@ class RolloutActor:
         self._manager: RolloutManager | LoadedRollouts | None = None
         self._servers: Servers | None = None
         self._pool: EnginePool | None = None
-        self._teacher: FrozenEngine | None = None
 
     def load_data(self) -> int:
         """Reads and checks data, reward and hooks. Returns the prompts in the training data set, after the filters."""
         self._manager = LoadedRollouts(self._args) if self._args.debug_train_only else RolloutManager(self._args)
         return self._manager.dataset_length()
 
-    async def start(self, num_rollout: int, placement: Placement, launch: Launch) -> EngineAccess:
-        """Starts engines, router and teacher, where there are any. Returns when all of them serve.
+    async def start(self, num_rollout: int, placement: Placement | None, launch: Launch) -> EngineAccess:
+        """Starts all models that are served, each with its router. Returns when they serve.
 
         Args:
             launch: starts an engine where the placement has it.
@@ -81,28 +79,21 @@ class RolloutActor:
         if not serves(args):
             return EngineAccess([], "", [])
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
-        if has_teacher_engine(args) and not args.rm_url:
-            self._teacher = FrozenEngine(teacher_config(args, api_key, placement), "teacher", launch)
         self._memory = EngineMemory(api_key)
         self._servers = Servers(args, api_key, partial(Fleet, launch=launch), placement)
         self._servers.start()
-        fleet = self._servers.policy
-        self._pool = EnginePool(fleet, args.sglang_server_concurrency)
-        addresses, pids = fleet.addresses, self._servers.pids
-        teacher_url = None
-        if self._teacher is not None:
-            teacher_url = self._teacher.wait_until_ready()
-            pids = [*pids, self._teacher.pid]
+        self._pool = self._servers.policy
+        fleet = self._pool.fleet
+        addresses = fleet.addresses
         await self._manager.start(
             fleet.router_url,
             [address.url for address in addresses],
             api_key,
-            teacher_url=teacher_url,
-            frozen=self._servers.frozen_urls(),
+            frozen=self._servers.frozen_clients(),
             examine=self._pool.examine,
         )
         self._pool.attach(self._manager.client)
-        return EngineAccess(addresses, api_key, pids, fleet.changes)
+        return EngineAccess(addresses, api_key, self._servers.pids, fleet.changes)
 
     async def generate(self, rollout_id: int, weight_version: int, trained: int, after: int | None) -> RolloutHandle:
         """One rollout; its data stays in the object store, one object a data-parallel rank.
@@ -115,8 +106,8 @@ class RolloutActor:
 
         with self._ended_engines_named():
             making = self._manager.generate(rollout_id, weight_version, trained=trained, after=after)
-            result = await (making if self._pool is None else self._pool.or_failure(making))
-        metrics = result.metrics if self._pool is None else result.metrics | await self._pool.metrics()
+            result = await (making if self._servers is None else self._servers.or_failure(making))
+        metrics = result.metrics if self._servers is None else result.metrics | await self._servers.metrics()
         num_tokens = sum(batch.num_scheduled_tokens for batch in result.batches)
         return RolloutHandle([ray.put(batch) for batch in result.batches], num_tokens, metrics)
 
@@ -124,7 +115,7 @@ class RolloutActor:
         """All evaluation sets, on the weights that the engines hold."""
         with self._ended_engines_named():
             evaluating = self._manager.evaluate(rollout_id)
-            return await (evaluating if self._pool is None else self._pool.or_failure(evaluating))
+            return await (evaluating if self._servers is None else self._servers.or_failure(evaluating))
 
     async def save(self, directory: str, rollout_id: int) -> None:
         """Data source with buffer and counters, into an existing directory."""
@@ -177,20 +168,16 @@ class RolloutActor:
 
     def engines_resident(self) -> Resident:
         """What the engines on this host hold, which this process has started; see `TrainWorker.resident`."""
-        return Resident() if self._servers is None else take_tree(self._servers.policy.engine_pids)
+        return Resident() if self._servers is None else take_tree(self._servers.policy.fleet.engine_pids)
 
     async def close(self) -> set[str]:
-        """Ends clients, graders, engines, router and teacher. Returns the options that this process has read."""
+        """Ends clients, graders, engines and routers. Returns the options that this process has read."""
         try:
             if self._manager is not None:
                 await self._manager.close()
         finally:  # a hook's or a data source's end that fails leaves no engine behind
-            if self._pool is not None:
-                self._pool.detach()
             if self._servers is not None:
                 self._servers.stop()
-            if self._teacher is not None:
-                self._teacher.stop()
         return self._args.options_read()
 
     @contextmanager

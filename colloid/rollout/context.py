@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from typing import Any
 
 from colloid.agents import use_sessions
 from colloid.config.eval_config import EvalDatasetConfig
+from colloid.config.served_models import DEFAULT_NAME
 from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
 from colloid.rewards.worker import SHARED
@@ -25,7 +26,7 @@ from colloid.rollout.conversation import generate_single, next_turn_seed
 from colloid.rollout.custom_generate import GenerateFunction
 from colloid.rollout.grading import Grader
 from colloid.rollout.group_hooks import load_sample_hooks
-from colloid.rollout.model_urls import model_url
+from colloid.rollout.model_urls import model_url, router_urls
 from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
 from colloid.rollout.staleness import Versions
@@ -66,8 +67,10 @@ class RolloutContext:
     loop: asyncio.AbstractEventLoop | None = None
     """In which the client works."""
     versions: Versions = field(default_factory=Versions)
-    frozen_clients: Sequence[EngineClient] = ()
-    """One a frozen model."""
+    policy: str = DEFAULT_NAME
+    """The name of the model that is trained."""
+    frozen_clients: Mapping[str, EngineClient] = field(default_factory=dict)
+    """One a frozen model, by its name."""
     kept: dict[str, Any] = field(default_factory=dict)
     """What a rollout function keeps between rollouts; each has an `async close()`, called when the run ends, and may
     have a `weights_updated()`, called when the engines hold a newer version."""
@@ -113,6 +116,9 @@ class RolloutContext:
         return bind(hook, self.args)
 
 
+WORKER_ATTEMPTS = 8
+"""Of a request from a reward's worker, a minute in all: an engine that was lost may be replaced meanwhile."""
+
 _CONTEXT: contextvars.ContextVar[RolloutContext | None] = contextvars.ContextVar("colloid_rollout", default=None)
 
 
@@ -151,7 +157,7 @@ async def post(url: str, payload: dict[str, Any]) -> dict[str, Any]:
     if seed is not None:
         payload = {**payload, "sampling_params": {**(payload.get("sampling_params") or {}), "sampling_seed": seed}}
     context = _CONTEXT.get()
-    client = _of_url(url, _worker_clients() if context is None else [*context.frozen_clients, context.client])
+    client = _of_url(url, _worker_clients() if context is None else [*context.frozen_clients.values(), context.client])
     if context is not None and client is context.client:
         return await client.post(url, payload)
     with outside_scopes():  # a rollout that is aborted ends its requests at the policy's engines alone
@@ -170,20 +176,24 @@ def get_model_url(args: Any = None, model_name: str = "default", endpoint: str =
     Raises:
         HookError: there is no such model; names those that there are.
     """
+    context = _CONTEXT.get()
+    if context is not None:  # of now: a router that was lost may be elsewhere
+        clients = {context.policy: context.client, **context.frozen_clients}
+        return model_url({name: client.router_url for name, client in clients.items()}, model_name, endpoint)
     if args is None:
-        args = SHARED["args"] if _CONTEXT.get() is None and "args" in SHARED else current_context().args
-    return model_url(args, model_name, endpoint)
+        args = SHARED["args"] if "args" in SHARED else current_context().args
+    return model_url(router_urls(args), model_name, endpoint)
 
 
 def _worker_clients() -> list[EngineClient]:
     """In a reward's worker process: a client for each model, the policy's last."""
     if "clients" not in SHARED:
         args = SHARED.get("args")
-        routers = getattr(args, "sglang_model_routers", None)
-        if not routers:
+        urls = router_urls(args)
+        if not urls:
             current_context()  # raises
-        urls = [model_url(args, name, "") for name in reversed(routers)]
-        SHARED["clients"] = [EngineClient(url, [], api_key=args.rollout_api_key) for url in urls]
+        options = {"api_key": args.rollout_api_key, "max_attempts": WORKER_ATTEMPTS}
+        SHARED["clients"] = [EngineClient(url, [], **options) for url in reversed(urls.values())]
     return SHARED["clients"]
 
 

@@ -1,8 +1,9 @@
 """Which engine a request goes to that the router cannot pass on.
 
 sglang-router writes requests anew from the fields that it knows, and drops `return_routed_experts`
-(https://github.com/sgl-project/sglang/issues/20696). Such requests go to an engine directly: to the one that has the
-same prompt already, so that its cache is shared, unless that one is too busy; else to the one with the fewest requests.
+(https://github.com/sgl-project/sglang/issues/20696) and what the embedded engine has beyond SGLang. Such requests go to
+an engine directly: to the one that has the same prompt already, so that its cache is shared, unless that one is too
+busy; else to the one with the fewest requests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-DROPPED_BY_ROUTER = ("return_routed_experts",)
+DROPPED_BY_ROUTER = ("return_routed_experts", "input_logprob_temperature")
 SLACK = 16
 """Requests that an engine may have beyond twice those of the idlest one before a prompt that it has goes elsewhere."""
 

@@ -20,11 +20,10 @@ from types import MappingProxyType
 from typing import Any
 
 from colloid import slime_imports
-from colloid.config.algorithm import has_teacher_engine
 from colloid.config.asynchrony import CONTINUOUS
 from colloid.config.debug import rollout_file
 from colloid.config.sampling import DEFAULT_ROLLOUT_FUNCTION
-from colloid.config.served_models import policy_model
+from colloid.config.served_models import TEACHER, added_teacher, has_teacher_engine, listed_teacher, policy_model
 from colloid.config.sft import serves
 from colloid.data.groups import Group, flatten
 from colloid.data.mixture import Mixture
@@ -43,7 +42,7 @@ from colloid.rollout.evaluate import evaluation_metrics, evaluation_output, file
 from colloid.rollout.grading import Grader
 from colloid.rollout.log_hooks import LogHooks
 from colloid.rollout.metrics import multi_turn_metrics, rollout_metrics, warn_of_failures, warn_of_useless_rewards
-from colloid.rollout.model_urls import ServedUrls, set_model_urls
+from colloid.rollout.model_urls import set_model_urls
 from colloid.rollout.record import save_rollout, write_samples
 from colloid.rollout.reward_setup import grader_options
 from colloid.rollout.runner import check_not_all_failed
@@ -89,8 +88,9 @@ class RolloutManager:
         self._log_hooks = LogHooks(args)
         rm_type = resolve_rm_type(args, getattr(self._source, "dataset", None), self._eval_sets)
         self._grader_options = grader_options(args, rm_type)
-        if has_teacher_engine(args) and not args.rm_url:
-            check_same_tokenizer(args.opd_teacher_load, self._tokenizer)
+        teacher = listed_teacher(args) or added_teacher(args)
+        if has_teacher_engine(args) and teacher is not None and teacher.model_path is not None:
+            check_same_tokenizer(teacher.model_path, self._tokenizer)
         self._context: RolloutContext | None = None
         self._teacher: Teacher | None = None
         self._versions = Versions(max_staleness=args.max_staleness, interval=args.update_weights_interval)
@@ -115,22 +115,20 @@ class RolloutManager:
         engine_urls: list[str],
         api_key: str | None = None,
         *,
-        teacher_url: str | None = None,
-        frozen: Mapping[str, ServedUrls] = MappingProxyType({}),
+        frozen: Mapping[str, EngineClient] = MappingProxyType({}),
         examine: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Connects to the engines, which serve already.
 
         Args:
-            teacher_url: of the run's own teacher; else it is that of `--rm-url`, where the options ask for one.
-            frozen: the other models of the run, by name.
+            frozen: a client of each other model of the run, by name.
             examine: see `EngineClient`.
 
         Raises:
             ConfigError, EngineError: see `Teacher.check`.
         """
         policy = policy_model(self._args).name
-        routers = {policy: router_url} | {name: urls.router for name, urls in frozen.items()}
+        routers = {policy: router_url} | {name: client.router_url for name, client in frozen.items()}
         set_model_urls(self._args, policy, routers, api_key)
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
         client = EngineClient(
@@ -149,13 +147,11 @@ class RolloutManager:
             end_ids=end_ids,
             loop=loop,
             versions=self._versions,
-            frozen_clients=[
-                EngineClient(urls.router, list(urls.engines), api_key=api_key, max_connections=connections)
-                for urls in frozen.values()
-            ],
+            policy=policy,
+            frozen_clients=frozen,
         )
         if has_teacher_engine(self._args):
-            self._teacher = make_teacher(self._args, teacher_url, api_key, connections)
+            self._teacher = make_teacher(self._args, frozen.get(TEACHER), connections)
             await self._teacher.check(self._tokenizer)
 
     async def generate(
@@ -351,7 +347,7 @@ class RolloutManager:
         if self._context is not None:
             for kept in self._context.kept.values():
                 await kept.close()
-            for client in (self._context.client, *self._context.frozen_clients):
+            for client in (self._context.client, *self._context.frozen_clients.values()):
                 await client.close()
             for grader in {self._context.grader, *self._context.eval_graders.values()}:
                 await grader.close()

@@ -6,20 +6,11 @@ The manager writes it into `args` once all models serve; `args` goes to wherever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from colloid.config.served_models import ALIASES, DEFAULT_NAME
 from colloid.errors import HookError
-
-
-@dataclass(frozen=True)
-class ServedUrls:
-    """Addresses of one model."""
-
-    router: str
-    engines: tuple[str, ...]
 
 
 def set_model_urls(args: Any, policy: str, routers: Mapping[str, str], api_key: str | None) -> None:
@@ -37,9 +28,18 @@ def set_model_urls(args: Any, policy: str, routers: Mapping[str, str], api_key: 
     args.rollout_api_key = api_key
 
 
-def model_url(args: Any, model_name: str, endpoint: str) -> str:
-    """See `colloid.rollout.get_model_url`."""
+def router_urls(args: Any) -> dict[str, str]:
+    """Model -> address of its router, the policy's first; empty before `set_model_urls`."""
     routers: dict[str, tuple[str, int]] = getattr(args, "sglang_model_routers", None) or {}
+    return {name: f"http://{f'[{host}]' if ':' in host else host}:{port}" for name, (host, port) in routers.items()}
+
+
+def model_url(routers: Mapping[str, str], model_name: str, endpoint: str) -> str:
+    """See `colloid.rollout.get_model_url`.
+
+    Args:
+        routers: see `router_urls`.
+    """
     if not routers:
         raise HookError(f"get_model_url: no model is served yet, {model_name!r} neither: engines start after the data")
     policy = next(iter(routers))
@@ -49,5 +49,4 @@ def model_url(args: Any, model_name: str, endpoint: str) -> str:
         known = f"{policy!r} (the policy)" + "".join(f", {other!r}" for other in others)
         hint = "" if policy != DEFAULT_NAME or others else "; --sglang-config serves others beside it"
         raise HookError(f"get_model_url: there is no model {model_name!r}; there is {known}{hint}")
-    host, port = routers[name]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/{endpoint.lstrip('/')}"
+    return f"{routers[name]}/{endpoint.lstrip('/')}"

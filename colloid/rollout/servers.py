@@ -8,16 +8,23 @@ The trainer knows the policy's engines alone, so nothing else ever changes its w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from colloid.config.eval_config import has_trainer
 from colloid.config.external import is_external
 from colloid.config.placement import Place, Placement, places_of_model
-from colloid.config.served_models import DECODE, PREFILL, REGULAR, ServedModel, ServerGroup, policy_model
+from colloid.config.served_models import (
+    DECODE,
+    PREFILL,
+    ServedModel,
+    ServerGroup,
+    added_teacher,
+    policy_model,
+    served_models,
+)
 from colloid.config.sglang import EngineKind, engine_options, router_options
 from colloid.config.sglang_installed import find_python
 from colloid.engines.addresses import LOOPBACK, address_towards, lasting_port
@@ -25,70 +32,102 @@ from colloid.engines.fleet import Fleet, FleetConfig
 from colloid.engines.launch import EngineConfig, WorkerRole
 from colloid.engines.router import RouterConfig
 from colloid.models.hf import find_model
-from colloid.rollout.engine_pool import external_of, tolerance_of
-from colloid.rollout.model_urls import ServedUrls
+from colloid.rollout.client import EngineClient
+from colloid.rollout.engine_pool import NO_ENGINE_DEADLINE, EnginePool, external_of, tolerance_of
 
 MakeFleet = Callable[[FleetConfig], Fleet]
 
 
 class Servers:
-    """The fleets of a run, by the names of their models.
+    """The fleets of a run, each as a pool, by the names of their models. Used from one event loop.
 
     Args:
         placement: where the engines are to be; without it all are here, on the CPU.
     """
 
     def __init__(self, args: Any, api_key: str, make_fleet: MakeFleet = Fleet, placement: Placement | None = None):
+        self._api_key, self._per_engine = api_key, args.sglang_server_concurrency
         self.policy_name = policy_model(args).name
-        served = [model for model in args.sglang_models if model.num_engines or _is_external(args, model)]
-        self.fleets = {model.name: make_fleet(fleet_config(args, api_key, model, placement)) for model in served}
+        self.pools = {
+            model.name: EnginePool(make_fleet(fleet_config(args, api_key, model, placement)), self._per_engine)
+            for model in served_models(args)
+            if model.num_engines or _is_external(args, model)
+        }
 
     @property
-    def policy(self) -> Fleet:
+    def policy(self) -> EnginePool:
         """That of the model which is trained."""
-        return self.fleets[self.policy_name]
+        return self.pools[self.policy_name]
 
     @property
-    def frozen(self) -> dict[str, Fleet]:
+    def frozen(self) -> dict[str, EnginePool]:
         """All others."""
-        return {name: fleet for name, fleet in self.fleets.items() if name != self.policy_name}
+        return {name: pool for name, pool in self.pools.items() if name != self.policy_name}
 
     @property
     def pids(self) -> list[int]:
         """The processes of all fleets, the policy's first."""
-        return [pid for fleet in (self.policy, *self.frozen.values()) for pid in fleet.pids]
-
-    def frozen_urls(self) -> dict[str, ServedUrls]:
-        """Where the frozen models are served, by their names."""
-        return {
-            name: ServedUrls(fleet.router_url, tuple(address.url for address in fleet.addresses))
-            for name, fleet in self.frozen.items()
-        }
+        return [pid for pool in (self.policy, *self.frozen.values()) for pid in pool.fleet.pids]
 
     def start(self) -> None:
-        """Returns when all models are served; they load side by side.
+        """Returns when all models are served; they load side by side. May be called in any thread.
 
         Raises:
             EngineError: see `Fleet.start`. The others are stopped.
         """
-        with ThreadPoolExecutor(len(self.fleets), thread_name_prefix="fleet") as pool:
-            starting = [pool.submit(fleet.start) for fleet in self.fleets.values()]
+        with ThreadPoolExecutor(len(self.pools), thread_name_prefix="fleet") as threads:
+            starting = [threads.submit(pool.fleet.start) for pool in self.pools.values()]
             try:
                 for started in as_completed(starting):
                     started.result()
             except BaseException:
-                self.stop()  # what still loads ends with it, and the pool need not wait for it
+                self.stop()  # what still loads ends with it, and nothing has to wait for it
                 raise
+
+    def frozen_clients(self) -> dict[str, EngineClient]:
+        """A client for each frozen model, which follows its fleet."""
+        clients = {}
+        for name, pool in self.frozen.items():
+            urls = [engine.url for engine in pool.fleet.addresses]
+            client = EngineClient(
+                *(pool.fleet.router_url, urls),
+                api_key=self._api_key,
+                max_connections=self._per_engine * len(urls),
+                no_engine_deadline=NO_ENGINE_DEADLINE,
+                examine=pool.examine,
+            )
+            pool.attach(client)
+            clients[name] = client
+        return clients
+
+    async def or_failure(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """What `work` returns.
+
+        Raises:
+            EngineError: a fleet cannot go on, before it did; it is cancelled.
+        """
+        for pool in self.pools.values():
+            work = pool.or_failure(work)
+        return await work
+
+    async def metrics(self) -> dict[str, float]:
+        """The policy's, see `EnginePool.metrics`, and those of a frozen model as `engine/<its name>/…`."""
+        found = await self.policy.metrics()
+        for name, pool in self.frozen.items():
+            of_model = await pool.metrics()
+            found |= {f"engine/{name}/{key.removeprefix('engine/')}": value for key, value in of_model.items()}
+        return found
 
     def check(self) -> None:
         """Raises `EngineError` where an engine or a router has ended."""
-        for fleet in self.fleets.values():
-            fleet.check()
+        for pool in self.pools.values():
+            pool.fleet.check()
 
     def stop(self) -> None:
-        """Ends all routers and engines."""
-        for fleet in self.fleets.values():
-            fleet.stop()
+        """Ends all routers and engines; no client follows them any more."""
+        for pool in self.pools.values():
+            pool.detach()
+            pool.fleet.stop()
 
 
 def fleet_config(
@@ -97,7 +136,7 @@ def fleet_config(
     """The engines and the router of a model; None: of the policy."""
     model = model or policy_model(args)
     groups = [group for group in model.groups for _ in range(group.num_engines)]
-    places = places_of_model(args, placement, model.name) if placement else ((),) * len(groups)
+    places = _places(args, placement, model) if placement else ((),) * len(groups)
     engines = [_engine_config(args, api_key, model, group, place) for group, place in zip(groups, places, strict=True)]
     of_policy = bool(model.update_weights)
     return FleetConfig(
@@ -109,6 +148,10 @@ def fleet_config(
         tolerance=tolerance_of(args),
         gets_weights=of_policy and has_trainer(args),
     )
+
+
+def _places(args: Any, placement: Placement, model: ServedModel) -> tuple[Place, ...]:
+    return placement.frozen if model == added_teacher(args) else places_of_model(args, placement, model.name)
 
 
 def _is_external(args: Any, model: ServedModel) -> bool:
@@ -165,12 +208,3 @@ def _router_config(args: Any, model: ServedModel) -> RouterConfig:
         options=options,
         url=f"http://{args.sglang_router_ip}:{args.sglang_router_port}" if args.sglang_router_ip else None,
     )
-
-
-def teacher_config(args: Any, api_key: str, placement: Placement | None = None) -> EngineConfig:
-    """An engine on the teacher: as those of the policy, without what belongs to the policy's model."""
-    options = engine_options(args, EngineKind(args.rollout_num_gpus_per_engine, of_policy=False))
-    place = placement.frozen[0] if placement else ()
-    group = ServerGroup(REGULAR, args.rollout_num_gpus_per_engine, args.rollout_num_gpus_per_engine)
-    engine = _engine_config(args, api_key, policy_model(args), group, place)
-    return replace(engine, model_path=args.opd_teacher_load, options=options)

@@ -39,16 +39,17 @@ class Teacher:
     """Asynchronous; used from one event loop.
 
     Args:
-        url: of a server with SGLang's API; `/generate` at its end is left out or not.
+        client: of servers with SGLang's API.
         temperature: that log-probs are wanted at.
-        client_options: of `EngineClient`.
     """
 
-    def __init__(self, url: str, *, temperature: float, api_key: str | None = None, **client_options: Any):
-        self.url = url.rstrip("/").removesuffix("/generate")
-        self._temperature = temperature
-        # Nothing is aborted by its id: a judgement that is computed twice does no harm, and the connection is closed.
-        self._client = EngineClient(self.url, [], api_key=api_key, **client_options)
+    def __init__(self, client: EngineClient, *, temperature: float):
+        self._client, self._temperature = client, temperature
+
+    @property
+    def url(self) -> str:
+        """Where it is asked."""
+        return self._client.router_url
 
     async def check(self, tokenizer: Any) -> None:
         """Sees whether the teacher can judge this tokenizer's ids.
@@ -142,15 +143,19 @@ class Teacher:
             )
 
 
-def make_teacher(args: Any, own_url: str | None, own_key: str | None, connections: int) -> Teacher:
-    """The teacher that the options ask for: the run's own, or that of `--rm-url`."""
-    return Teacher(
-        own_url or args.rm_url,
-        temperature=args.rollout_temperature,
-        api_key=own_key if own_url else os.environ.get(API_KEY_VARIABLE),
-        max_connections=connections,
-        proxy=None if own_url else args.http_proxy,
-    )
+def make_teacher(args: Any, own: EngineClient | None, connections: int) -> Teacher:
+    """The teacher that the options ask for: a model of the run's own, or the server of `--rm-url`."""
+    if own is not None:
+        return Teacher(own, temperature=args.rollout_temperature)
+    options = {"max_connections": connections, "proxy": args.http_proxy}
+    client = server_client(args.rm_url, api_key=os.environ.get(API_KEY_VARIABLE), **options)
+    return Teacher(client, temperature=args.rollout_temperature)
+
+
+def server_client(url: str, **options: Any) -> EngineClient:
+    """Of a teacher's server; `/generate` at the end of its address is left out or not."""
+    # Nothing is aborted by its id: a judgement that is computed twice does no harm, and the connection is closed.
+    return EngineClient(url.rstrip("/").removesuffix("/generate"), [], **options)
 
 
 def check_same_tokenizer(directory: str, tokenizer: Any) -> None:

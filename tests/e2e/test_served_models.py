@@ -1,5 +1,5 @@
 """A policy behind two groups of engines and a frozen judge beside it: the reward asks the judge, in its worker process,
-and only the policy's engines ever get new weights.
+also where the judge was lost and replaced; and only the policy's engines ever get new weights.
 """
 
 import json
@@ -23,6 +23,7 @@ sglang:
 """
 HOOKS = '''
 import json
+import os
 
 from colloid.engines.control import EngineControl
 from colloid.rollout import get_model_url, post
@@ -61,6 +62,9 @@ def process_all_samples(args, all_samples, data_source):
             held = engine.post("/weights_checker", {"action": "checksum"})
             found[name].append({**held, **{key: info[key] for key in ("max_running_requests", "context_length")}})
     with open("engines.jsonl", "a") as file:
+        if not file.tell():
+            with open(f"{args.run_dir}/engines/judge/engine_0.ready.json") as ready:
+                os.kill(json.load(ready)["pid"], 9)
         file.write(json.dumps(found) + "\\n")
 '''
 
@@ -72,7 +76,9 @@ def mean_log_prob(model, tokens, length):
 
 
 @pytest.mark.timeout(400)
-def test_two_groups_of_the_policy_follow_the_trainer_and_a_frozen_judge_rewards(tmp_path, tiny_model_dir):
+def test_two_groups_of_the_policy_follow_the_trainer_and_a_frozen_judge_rewards_also_after_it_was_killed(
+    tmp_path, tiny_model_dir
+):
     import pyarrow.parquet
 
     judge = tiny_model_dir("llama")
@@ -83,7 +89,7 @@ def test_two_groups_of_the_policy_follow_the_trainer_and_a_frozen_judge_rewards(
         *tiny_arguments(tiny_model_dir(), write_sums(tmp_path / "data.jsonl", 8)),
         *("--sglang-config", "servers.yaml", "--custom-rm-path", "hooks.py:reward_func"),
         *("--rollout-sample-hook-path", "hooks.py", "--rollout-all-samples-process-path", "hooks.py"),
-        *("--num-rollout", 2, "--check-weight-update-equal", "--run-name", "run"),
+        *("--num-rollout", 2, "--check-weight-update-equal", "--use-fault-tolerance", "--run-name", "run"),
         timeout=350,
     )
     assert ended.code == 0, ended.output[-5000:]
@@ -100,7 +106,10 @@ def test_two_groups_of_the_policy_follow_the_trainer_and_a_frozen_judge_rewards(
     assert second["actor"][0]["checksums"] != first["actor"][0]["checksums"]
     assert second["judge"] == first["judge"]
 
-    assert len(metrics_of(tmp_path / "outputs/run")) == 2
+    lines = metrics_of(tmp_path / "outputs/run")
+    assert [line["rollout/num_failed_samples"] for line in lines] == [0, 0]
+    assert [line["engine/judge/replaced"] for line in lines] == [0, 1]
+    assert [line["engine/replaced"] for line in lines] == [0, 0]
     rows = pyarrow.parquet.read_table(tmp_path / "outputs/run/rollouts/000001.parquet").to_pylist()
     model = AutoModelForCausalLM.from_pretrained(judge, dtype=torch.float32)
     assert len(rows) == 16

@@ -1,5 +1,6 @@
 """Memory that the engine gives back to the system and takes again, by tag; seen in its resident size."""
 
+import logging
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from safetensors.torch import load_file
 from colloid.engines.control import EngineControl
 from colloid.engines.embedded.weights import tensor_checksum
 from colloid.engines.launch import EngineConfig, launch_engine
+from colloid.engines.memory import EngineMemory
 from colloid.errors import EngineError
 from colloid.observe.resident import resident_bytes
 from colloid.weights.senders import SendOptions, make_sender
@@ -138,7 +140,7 @@ def test_nothing_is_generated_while_memory_is_released_or_weights_are_incomplete
     assert "weights, kv_cache" in refusal(RELEASE, {"tags": ["all"]})
 
 
-def test_memory_of_a_request_under_way_is_not_released(server):
+def test_memory_of_a_request_under_way_is_not_released(server, caplog):
     server.control.post("/pause_generation", {"mode": "retract"})
     request = Thread(target=server.generate, daemon=True)
     request.start()
@@ -148,6 +150,18 @@ def test_memory_of_a_request_under_way_is_not_released(server):
         time.sleep(0.02)
     with pytest.raises(EngineError, match="4 samples are not finished"):
         server.control.post(RELEASE, {"tags": ["kv_cache"]})
-    server.control.post("/continue_generation")
+    # What a run releases it has no use for: what nobody waits for is ended first.
+    memory, url = EngineMemory(KEY), server.control.url
+    with caplog.at_level(logging.WARNING):
+        memory.release([url], ["kv_cache"])
+    assert "4 samples that nobody waited for were aborted" in caplog.text
     request.join(60)
     assert not request.is_alive()
+    assert memory.is_released and server.info()["released"] == ["kv_cache"]
+    memory.release([url], ["kv_cache"])
+    memory.resume([url, "http://127.0.0.1:1"], ["weights"])  # neither has released any
+    assert memory.is_released
+    memory.resume([url], ["weights", "kv_cache"])
+    assert not memory.is_released and server.info()["released"] == []
+    server.control.post("/continue_generation")
+    assert server.generate()

@@ -14,6 +14,7 @@ import pytest
 
 from colloid.config import parse
 from colloid.engines.fleet import Fleet
+from colloid.engines.launch import launch_engine
 from colloid.errors import EngineError
 from colloid.rollout.actor import RolloutActor
 from colloid.rollout.manager import RolloutManager
@@ -89,7 +90,7 @@ def test_a_rollout_that_fails_as_its_engine_has_ended_says_which_and_how(tiny_mo
         actor = RolloutActor(options(tiny_model_dir(), tmp_path))
         actor.load_data()
         try:
-            access = await actor.start(2)
+            access = await actor.start(2, None, launch_engine)
             os.kill(access.pids[0], signal.SIGKILL)
             with pytest.raises(EngineError, match=rf"engine {access.addresses[0].url} .*ended with -9; .*engine_0.log"):
                 await actor.generate(0, 0, -1, None)

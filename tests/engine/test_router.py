@@ -24,7 +24,12 @@ class FakeEngine(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         authorised = self.headers.get("Authorization") == f"Bearer {KEY}" or self.path == "/health"
-        data = {"model_path": "/nowhere", "served_model_name": "m", "got": json.loads(body) if body else None}
+        data = {
+            "model_path": "/nowhere",
+            "served_model_name": "m",
+            "meta_info": {},
+            "got": json.loads(body) if body else None,
+        }
         data["port"] = self.server.server_address[1]
         if self.path == "/generate":
             vars(self.server).setdefault("generated", []).append(data["got"])

@@ -94,7 +94,7 @@ def test_the_plan_names_a_teacher_behind_an_engine():
         plan(f"{behind_engine} --rm-url http://a:1/generate")
     )
     own = describe_plan(plan(f"{behind_engine} --opd-teacher-load /models/teacher"))
-    assert "teacher          1 process: embedded engine on /models/teacher, frozen\n" in own
+    assert "teacher          1 × embedded on /models/teacher, frozen, behind a router of its own\n" in own
     assert "teacher  " not in describe_plan(plan("--use-opd --opd-type megatron --opd-teacher-load /models/teacher"))
 
 

@@ -12,7 +12,7 @@ from colloid.config.served_models import policy_model
 from colloid.config.sglang import EngineKind, engine_options, sglang_options
 from colloid.data.opening import context_length
 from colloid.errors import ConfigError, HookError
-from colloid.rollout.model_urls import model_url, set_model_urls
+from colloid.rollout.model_urls import model_url, router_urls, set_model_urls
 from colloid.rollout.servers import fleet_config
 
 TWO = """
@@ -240,7 +240,7 @@ def test_engines_that_prefill_and_decode_are_planned_and_refused_on_a_cpu(plan, 
     assert [options["disaggregation-mode"] for options in decode] == ["decode"] * 4
     monkeypatch.setattr(sglang_installed, "check", lambda args: None)
     message = error_of(plan, PAIR, "--rollout-engine", "sglang", "--device", "cpu", run=True)
-    assert "from GPU to GPU" in message
+    assert "pinned memory" in message
     replay = error_of(plan, PAIR, "--rollout-engine", "sglang", "--use-rollout-routing-replay")
     assert "--use-rollout-routing-replay" in replay
     assert "--router-decode-policy" in error_of(plan, TWO, "--router-decode-policy", "random")
@@ -264,13 +264,14 @@ def test_overrides_that_the_embedded_engine_has_no_use_for_are_warned_of(plan):
 def test_a_hook_asks_for_a_model_by_its_name_and_an_unknown_one_is_an_error_that_lists_them(plan):
     args = plan(TWO)
     with pytest.raises(HookError, match="no model is served yet"):
-        model_url(args, "default", "/generate")
+        model_url(router_urls(args), "default", "/generate")
     set_model_urls(args, "actor", {"judge": "http://127.0.0.1:5", "actor": "http://127.0.0.1:4"}, "key")
     assert args.sglang_model_routers == {"actor": ("127.0.0.1", 4), "judge": ("127.0.0.1", 5)}
     assert (args.sglang_router_ip, args.sglang_router_port) == ("127.0.0.1", 4)
+    urls = router_urls(args)
     for name in ("default", "policy", "actor"):
-        assert model_url(args, name, "/generate") == "http://127.0.0.1:4/generate"
-    assert model_url(args, "judge", "v1/completions") == "http://127.0.0.1:5/v1/completions"
+        assert model_url(urls, name, "/generate") == "http://127.0.0.1:4/generate"
+    assert model_url(urls, "judge", "v1/completions") == "http://127.0.0.1:5/v1/completions"
     with pytest.raises(HookError, match="no model 'ref'; there is 'actor' \\(the policy\\), 'judge'"):
-        model_url(args, "ref", "/generate")
+        model_url(urls, "ref", "/generate")
     assert "key" not in str(args.as_dict()["rollout_api_key"])

@@ -17,7 +17,7 @@ from colloid.errors import ConfigError, DataError, EngineError
 from colloid.rollout.batching import rollout_batch
 from colloid.rollout.manager import RolloutManager
 from colloid.rollout.record import load_rollout, save_rollout
-from colloid.rollout.teacher import Teacher, check_same_tokenizer
+from colloid.rollout.teacher import Teacher, check_same_tokenizer, server_client
 from tests.fake_engine import FakeEngine
 from tests.unit.test_rollout import replies, right_or_wrong, run_args  # noqa: F401
 
@@ -59,7 +59,8 @@ def with_teacher(reply, body, *, temperature=1.0, path="/generate"):
     async def run():
         engine = FakeEngine(reply)
         async with engine.serve():
-            teacher = Teacher(engine.url + path, temperature=temperature, api_key="its key", retry_delay=0.01)
+            client = server_client(engine.url + path, api_key="its key", retry_delay=0.01)
+            teacher = Teacher(client, temperature=temperature)
             try:
                 return await body(teacher), engine
             finally:
@@ -158,7 +159,7 @@ def test_the_check_knows_the_tokenizer_the_vocabulary_and_the_temperature(tokeni
     check(Judge(tokenizer, change=ids_alone))
 
     async def nobody():
-        teacher = Teacher("http://127.0.0.1:9", temperature=1.0, retry_delay=0.01)
+        teacher = Teacher(server_client("http://127.0.0.1:9", retry_delay=0.01), temperature=1.0)
         try:
             await teacher.check(tokenizer)
         finally:
