@@ -1,5 +1,5 @@
-"""Starts two engines, lists them in a file and runs a command that trains on them. While it runs, a third engine is
-added to the list, and later the first one is taken out of it.
+"""Starts three engines, lists two of them in a file and runs a command that trains on these. While it runs, the third
+one is added to the list, and later the first one is taken out of it.
 
     python -m examples.external_engines.engines MODEL_DIR LIST RUN_DIR python train.py …
 
@@ -32,16 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, listed, run_dir, command = arguments[0], Path(arguments[1]), Path(arguments[2]), arguments[3:]
     key = os.environ.setdefault("COLLOID_API_KEY", secrets.token_urlsafe(24))  # the run finds it there
     config = EngineConfig(model, listed.parent / "engines", key, options=OPTIONS)
-    engines = [launch_engine(config, f"engine_{number}", number) for number in range(2)]
+    engines = [launch_engine(config, f"engine_{number}", number) for number in range(3)]
     try:
         urls = [engine.wait_until_ready() for engine in engines]
-        write_list(listed, urls)
+        write_list(listed, urls[:2])
         run = subprocess.Popen(command)
         try:
             if wait_for_rollouts(run, run_dir, ADD_AFTER):
-                engines.append(launch_engine(config, "engine_2", 2))
-                urls.append(engines[-1].wait_until_ready())
-                print(f"adding {urls[-1]} to {listed}", flush=True)
+                print(f"adding {urls[2]} to {listed}", flush=True)
                 write_list(listed, urls)
             if wait_for_rollouts(run, run_dir, REMOVE_AFTER):
                 print(f"taking {urls[0]} out of {listed}", flush=True)
