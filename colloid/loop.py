@@ -21,7 +21,7 @@ from colloid.config.sft import takes_conversations
 from colloid.config.tracking import events_directory, wandb_options
 from colloid.errors import ConfigError
 from colloid.observe.logs import setup_logging
-from colloid.observe.metrics import MetricsWriter
+from colloid.observe.metrics import STEP_TIME, MetricsWriter, has_logged
 from colloid.observe.progress import Progress
 from colloid.observe.summary import summary
 from colloid.observe.trackers import Tracker, open_trackers
@@ -34,8 +34,7 @@ def train(args: Any) -> None:
     if evaluates_only(args):
         return evaluate(args)
     with started(args) as (run, writer, progress):
-        if run.trains and run.serves:
-            first_sync(run)
+        log_interrupted(args, run, writer, first_sync(run) if run.trains and run.serves else {})
 
         for rollout_id in range(run.start_rollout_id, args.num_rollout):
             if evaluation_due(args, rollout_id):
@@ -51,7 +50,7 @@ def train(args: Any) -> None:
                     metrics = run.train(rollout_id, rollout)
             if save_due(args, rollout_id):
                 with clock("save_time"):
-                    run.save(rollout_id)
+                    run.save(rollout_id, rollout.metrics | metrics | clock.metrics(rollout.num_tokens))
             if run.trains and run.serves and sync_due(args, rollout_id):
                 with clock("offload_time"):
                     run.memory.to_update()
@@ -77,8 +76,7 @@ def train_async(args: Any) -> None:
         return evaluate(args)
     with started(args) as (run, writer, progress):
         ahead = RolloutsAhead(run, args)
-        if run.serves:
-            run.sync_weights()
+        log_interrupted(args, run, writer, run.sync_weights() if run.serves else {})
 
         for rollout_id in range(run.start_rollout_id, args.num_rollout):
             ahead.start(rollout_id)
@@ -93,7 +91,7 @@ def train_async(args: Any) -> None:
                 with clock("settle_time"):
                     ahead.settle()
                 with clock("save_time"):
-                    run.save(rollout_id)
+                    run.save(rollout_id, rollout.metrics | metrics | clock.metrics(rollout.num_tokens))
             if run.serves and sync_due(args, rollout_id):
                 with clock("settle_time"):
                     ahead.settle()
@@ -106,12 +104,24 @@ def train_async(args: Any) -> None:
             progress.update(metrics)
 
 
-def first_sync(run: Run) -> None:
+def first_sync(run: Run) -> dict[str, float]:
     """The engines get the weights that the run starts with, once the trainer's ranks hold them."""
     run.memory.to_update()
-    run.sync_weights()
+    metrics = run.sync_weights()
     run.memory.to_rollout()
     run.memory.metrics()  # of no step
+    return metrics
+
+
+def log_interrupted(args: Any, run: Run, writer: MetricsWriter, synced: dict[str, float]) -> None:
+    """Where the run was stopped after a checkpoint, but before it had logged that rollout, logs it now.
+
+    Args:
+        synced: metrics of the weight update that the run has begun with: that which was to follow the checkpoint.
+    """
+    last = run.start_rollout_id - 1
+    if run.saved_metrics and writer.goes_on and not has_logged(args.run_dir, last, STEP_TIME):
+        writer.log(last, run.saved_metrics | (synced if sync_due(args, last) else {}))
 
 
 @contextmanager
@@ -289,7 +299,7 @@ class Clock:
     def metrics(self, num_tokens: int) -> dict[str, float]:
         """`perf/…` of the step; `num_tokens` prompt and response tokens went through training."""
         step = time.perf_counter() - self._start
-        metrics = {"perf/step_time": step, **{f"perf/{name}": seconds for name, seconds in self._seconds.items()}}
+        metrics = {STEP_TIME: step, **{f"perf/{name}": seconds for name, seconds in self._seconds.items()}}
         if train := self._seconds.get("train_time"):
             metrics |= {"perf/train_tokens_per_sec": num_tokens / train, "perf/wait_time_ratio": (step - train) / step}
         return metrics

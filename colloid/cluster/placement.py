@@ -99,7 +99,7 @@ def reserve(args: Args, working_directory: str) -> Reservation:
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
     settle_transport(args, placement)
-    return _granted(args, placement)
+    return granted(args, placement)
 
 
 def nodes_of_cluster(device: str, most: int | None, *, free: bool) -> list[Node]:
@@ -143,8 +143,13 @@ def _place_on_cluster(args: Args, demand: Demand) -> Placement:
         time.sleep(POLL_SECONDS)
 
 
-def _granted(args: Args, placement: Placement) -> Reservation:
-    from ray.util.placement_group import placement_group
+def granted(args: Args, placement: Placement) -> Reservation:
+    """Has the slots of a placement reserved, and its nodes looked at.
+
+    Raises:
+        ConfigError: they are not granted in time, or a node does not see the run's directories.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     used = placement.slots_by_node()
     nodes = [index for index, slots in enumerate(used) if slots]
@@ -165,7 +170,11 @@ def _granted(args: Args, placement: Placement) -> Reservation:
     one_host = {placement.nodes[node].id for node in nodes} == {_driver_node()}
     if one_host and args.device == "cpu":
         return reservation
-    found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    try:
+        found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    except BaseException:
+        remove_placement_group(group)
+        raise
     if args.device == "cuda":
         gpus = dict(zip(nodes, (facts.gpus for facts in found), strict=True))
         granted = [gpus.get(node, ()) for node in range(len(used))]

@@ -8,6 +8,7 @@ everything that was started is stopped, whatever happened.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from colloid.cluster.utilization import Utilization
 from colloid.cluster.weight_sync import WeightSync
 from colloid.config import resolve_num_rollout
 from colloid.config.cluster import train_environment
-from colloid.config.eval_config import evaluates_only
+from colloid.config.eval_config import evaluates, evaluates_only
 from colloid.config.external import is_external
 from colloid.config.layout import data_parallel_rank
 from colloid.config.roles import has_critic, role_args
 from colloid.config.sft import serves
 from colloid.errors import ConfigError
+from colloid.observe.metrics import METRICS_FILE, STEP_TIME, has_logged, numbers
 from colloid.rollout.actor import RolloutActor, RolloutHandle
 from colloid.rollout.engine_pool import external_kind
 from colloid.training.worker import CriticWorker, TrainWorker
@@ -49,6 +51,8 @@ class Run:
     def __init__(self, args: Any):
         self.args = args
         self.start_rollout_id = 0
+        self.saved_metrics: dict[str, float] = {}
+        """Those of the rollout before, as they were when the checkpoint was written that the run goes on from."""
         self.options_read: set[str] = set()
         self._rollout: Any = None
         self._workers: list[Any] = []
@@ -141,10 +145,13 @@ class Run:
         found = self._wait([*policy, *critic], what)
         return found[0] | found[len(policy)]
 
-    def save(self, rollout_id: int) -> None:
+    def save(self, rollout_id: int, metrics: Mapping[str, Any]) -> None:
         """Writes what `--save` and `--save-hf` ask for: a checkpoint of everything, a Hugging Face directory.
 
         With `--async-save` the checkpoint is written while the run goes on, see `finish_save`.
+
+        Args:
+            metrics: those of the rollout so far, for a run that goes on from here: this one may not come to log them.
         """
         args = self.args
         self.finish_save()
@@ -172,7 +179,7 @@ class Run:
             if self._critics:
                 wait_written(directory / "critic", STEP_DEADLINE)
 
-        where = Path(args.save), rollout_id, {"weight_version": self.weight_version}
+        where = Path(args.save), rollout_id, {"weight_version": self.weight_version, "metrics": numbers(metrics)}
         if args.async_save:
             self._saving = BackgroundCheckpoint(*where, write, finish)
         else:
@@ -224,7 +231,8 @@ class Run:
         length = self._wait([self._rollout.load_data.remote()], "the data set", DATA_DEADLINE)[0]
         resolve_num_rollout(args, length)
         if resume_from is not None and args.start_rollout_id is None:
-            check_not_finished(args.num_rollout, resume_from)
+            check_not_finished(args, resume_from)
+            self.saved_metrics = read_meta(resume_from).get("metrics", {})
         engines = self._rollout.start.remote(args.num_rollout, slots.placement, launch_on(slots, args.device))
         self._make_workers(slots)
         if args.offload_rollout:
@@ -295,10 +303,14 @@ class Run:
         return self._processes.wait(references, what, deadline)
 
 
-def check_not_finished(num_rollout: int, resume_from: Path) -> None:
-    """Raises `ConfigError` where the checkpoint is the run's last: nothing would be left to do."""
-    last = read_meta(resume_from)["rollout_id"]
-    if last + 1 >= num_rollout:
+def check_not_finished(args: Any, resume_from: Path) -> None:
+    """Raises `ConfigError` where the checkpoint is the run's last, and all is logged: nothing would be left to do."""
+    last, num_rollout = read_meta(resume_from)["rollout_id"], args.num_rollout
+    if last + 1 < num_rollout or args.num_restarts:
+        return
+    trained = has_logged(args.run_dir, last, STEP_TIME)
+    evaluated = not evaluates(args) or has_logged(args.run_dir, num_rollout)
+    if (trained and evaluated) or not Path(args.run_dir, METRICS_FILE).exists():
         raise ConfigError(
             f"{resume_from} is of rollout {last}, and --num-rollout is {num_rollout}: the run is finished. Raise "
             "--num-rollout to go on"

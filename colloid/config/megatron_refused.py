@@ -39,7 +39,7 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (r"autocast|_dtype$|^pipeline_dtype$|preserve_fp32", "the precision of everything follows from --bf16"),
     (
-        r"capacity|token_drop|padding_for|use_upcycling|upcycling|apply_probs_on_input",
+        r"capacity|token_drop|padding_for",
         _CAPACITY,
     ),
     (
@@ -50,8 +50,18 @@ REASONS: tuple[tuple[str, str], ...] = (
     ),
     (r"^moe_enable_routing_replay$", "that is --use-routing-replay, or --use-rollout-routing-replay"),
     (r"^moe_router_topk_limited_devices$", "groups are --moe-router-num-groups and --moe-router-group-topk"),
+    (r"^moe_layer_recompute$", "that is --recompute-granularity selective with --recompute-modules moe"),
+    (r"upcycling", "a dense model is not made into a mixture of experts"),
+    (r"^moe_apply_probs_on_input$", "the supported models weigh what experts put out, not what they take"),
+    (r"^moe_extended_tp$", "that is --expert-tensor-parallel-size"),
+    (r"^moe_use_legacy_grouped_gemm$", "--moe-grouped-gemm computes experts together, with CUDA"),
+    (r"^moe_per_layer_logging$", "there is no loss of the router's balance that could be logged"),
     (
-        r"moe_|deepep|hybridep|overlap_moe|ep_overlap|delay_wgrad",
+        r"overlap_moe|ep_overlap|delay_wgrad",
+        "experts' communication is not overlapped with other computation: that has not been run",
+    ),
+    (
+        r"moe_|deepep|hybridep",
         "experts are dispatched by all-to-all or all-gather (--moe-token-dispatcher-type); this way has not been run",
     ),
     (

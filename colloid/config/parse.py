@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +58,7 @@ def parse_given(given: Mapping[str, object], entry: str = "train", restart: Rest
     Args:
         restart: the run begins again, in the run directory of the one that failed.
     """
-    args = Args({**tables().defaults(), **given}, given=given.keys())
+    args = Args({**tables().defaults(), **copy.deepcopy(dict(given))}, given=given.keys())  # they stay as they are
     args.entry, args.warnings, args.init_checkpoint = entry, [], None
     args.num_restarts, args.failed_at = (restart.number, restart.failed_at) if restart else (0, None)
     resolve(args, restart)
@@ -95,6 +96,9 @@ _READ_BY_PARSING = [
     "actor_num_gpus_per_node",
     "num_gpus_per_node",
     "use_tensorboard",
+    "profile",
+    "model_name",
+    "rollout_data_transport",
     "balance_data",
     "bf16",
     "global_batch_size",

@@ -127,7 +127,7 @@ def _equation(demand: Demand) -> str:
 
 
 def _describe(nodes: Sequence[Node]) -> str:
-    sizes = Counter(len(node.slots) for node in nodes)
+    sizes = Counter(len(node.slots) for node in nodes if node.slots)
     total = sum(size * count for size, count in sizes.items())
     shown = " + ".join(f"{count} node{'s' * (count > 1)} × {size}" for size, count in sizes.items()) or "no nodes"
     return f"there are {shown} = {total}"

@@ -58,8 +58,9 @@ PIECE_BYTES = 1 << 18
 
 
 def copy_hashed(source: np.ndarray, target: np.ndarray, hasher: Any) -> None:
-    """Copies bytes piece by piece, and takes each into the checksum while it is in the cache."""
+    """Copies bytes piece by piece, and takes what has been written into the checksum while it is in the cache."""
     for begin in range(0, len(source), PIECE_BYTES):
         piece = source[begin : begin + PIECE_BYTES]
-        np.copyto(target[begin : begin + len(piece)], piece)
-        hasher.update(piece)
+        written = target[begin : begin + len(piece)]
+        np.copyto(written, piece)
+        hasher.update(written)

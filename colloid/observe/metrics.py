@@ -18,6 +18,8 @@ from colloid.observe.tensorboard import TensorBoardTracker
 from colloid.observe.trackers import Tracker
 
 METRICS_FILE = "metrics.jsonl"
+STEP_TIME = "perf/step_time"
+"""In the line of every rollout, and of nothing else."""
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ class MetricsWriter:
                 _move_earlier_run(directory)
         else:
             cut_metrics(self._path, resume_step)
+        self.goes_on = resume_step is not None and self._path.exists()
+        """Whether there are metrics of before."""
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         events = TensorBoardTracker(events_dir, None if resume_step is None else resume_step + 1)
         self._trackers: list[Tracker] = [events, *trackers]
@@ -70,7 +74,7 @@ class MetricsWriter:
         """
         if "step" in metrics:
             raise ValueError("'step' is not a metric's name: it is the field that holds the rollout id")
-        values = {name: _number(name, value) for name, value in {**metrics, **self._noted}.items()}
+        values = numbers({**metrics, **self._noted})
         self._noted = {}
         for name, value in values.items():
             if not math.isfinite(value):
@@ -118,6 +122,20 @@ def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in _whole_lines(path)]
+
+
+def has_logged(run_dir: str | Path, step: int, name: str = "step") -> bool:
+    """Whether a run's `metrics.jsonl` has a line of a step, with a metric of this name."""
+    return any(record["step"] == step and name in record for record in read_metrics(run_dir))
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float | int]:
+    """The metrics as Python's numbers.
+
+    Raises:
+        TypeError: one is not a number.
+    """
+    return {name: _number(name, value) for name, value in metrics.items()}
 
 
 def cut_metrics(path: str | Path, last_step: int) -> int:

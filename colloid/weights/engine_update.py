@@ -41,15 +41,22 @@ class EngineUpdate:
         engines: all are spoken to at the same time.
         pause_mode: what becomes of running requests: `in_place`, `retract` or `abort`.
         begins: whether tensors follow one by one; where an engine reads them itself there is no begin and no end.
+        calls_at_once: to one engine.
     """
 
     def __init__(
-        self, engines: Sequence[EngineControl], version: int, pause_mode: str = "retract", *, begins: bool = True
+        self,
+        engines: Sequence[EngineControl],
+        version: int,
+        pause_mode: str = "retract",
+        *,
+        begins: bool = True,
+        calls_at_once: int = 1,
     ):
         self.engines = list(engines)
         self.version = {"weight_version": str(version)}
         self._pause_mode, self._begins = pause_mode, begins
-        self._threads = ThreadPoolExecutor(max_workers=max(1, len(self.engines)), thread_name_prefix="weights")
+        self._threads = ThreadPoolExecutor(max(1, len(self.engines)) * calls_at_once, thread_name_prefix="weights")
         self._begin = 0.0
         self.seconds_paused = 0.0
         """From the first engine's pause until all go on."""

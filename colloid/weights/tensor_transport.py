@@ -1,8 +1,9 @@
 """Weights to engines on the same host through shared memory: a file, filled bucket by bucket.
 
-    fill the file -> every engine copies it out -> answer
+    fill a file -> every engine copies it out -> answer
 
-for each bucket; there are two files, so that one is filled while the engines read the other.
+for each bucket; there are several files, so that one is filled while the engines read others. They are small, so that
+what one side has written is in the cache when the other reads it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import mmap
 import os
 import secrets
 import tempfile
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -28,6 +30,8 @@ from colloid.weights.engine_update import EngineUpdate
 from colloid.weights.senders import NamedTensors, Sent
 
 PREFIX = "colloid-weights-"
+NUM_BUFFERS = 4
+MOST_BUCKET_BYTES = 32 << 20
 SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
 """Where the file may lie, the first that has room."""
 
@@ -127,32 +131,35 @@ class TensorSender:
     """A `WeightSender` to engines on this host.
 
     Args:
-        buffer_size: bytes of shared memory; half of it is one bucket.
+        buffer_size: bytes of shared memory at most; a tensor larger than a file of it is a bucket of its own.
         keep: whether the shared memory is kept between updates, as making it takes as long as filling it.
     """
 
     def __init__(self, buffer_size: int, pause_mode: str, *, keep: bool = True):
-        self._bucket_size, self._pause_mode, self._keep = max(1, buffer_size // 2), pause_mode, keep
-        self._buffers = SharedBuffer(), SharedBuffer()
+        self._bucket_size = max(1, min(buffer_size // NUM_BUFFERS, MOST_BUCKET_BYTES))
+        self._pause_mode, self._keep = pause_mode, keep
+        self._buffers = [SharedBuffer() for _ in range(NUM_BUFFERS)]
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         num_tensors, num_bytes = 0, 0
-        with EngineUpdate(engines, version, self._pause_mode) as update:
-            calls: list[Future] = []
+        with EngineUpdate(engines, version, self._pause_mode, calls_at_once=NUM_BUFFERS) as update:
+            under_way: deque[list[Future]] = deque()
             try:
                 for row, bucket in enumerate(make_buckets(tensors, self._bucket_size)):
-                    payload = update.version | self._buffers[row % 2].fill(bucket)
-                    update.finish("bucket", calls)
-                    calls = update.start("/update_weights_from_tensor", payload)
+                    if len(under_way) == NUM_BUFFERS:
+                        update.finish("bucket", under_way.popleft())
+                    payload = update.version | self._buffers[row % NUM_BUFFERS].fill(bucket)
+                    under_way.append(update.start("/update_weights_from_tensor", payload))
                     num_tensors += len(bucket.names)
                     num_bytes += bucket.size
-                update.finish("bucket", calls)
+                while under_way:
+                    update.finish("bucket", under_way.popleft())
             except BaseException:
                 self.close()  # an engine may still read
                 raise
+            if not self._keep:
+                self.close()  # before the end, at which engines drop their maps of what is gone
             update.end(num_tensors)
-        if not self._keep:
-            self.close()
         return Sent(num_tensors, num_bytes, update.seconds_paused)
 
     def close(self) -> None:

@@ -73,14 +73,14 @@ def test_a_run_whose_processes_are_killed_one_after_another_is_the_undisturbed_r
     with run.held("training", 1) as trainer:
         assert [trainer] == run.pids("trainer")
         kill([trainer])
-    with run.held("save", 2) as manager:
-        assert [manager] == run.pids("manager")
+    with run.held("sync", 3):  # after the last checkpoint: nothing is left to train, but that rollout is not logged yet
+        (manager,) = run.pids("manager")
         kill([manager])
     assert run.end() == 0, run.output
     first, second = restarts_of(run.run_dir)
     assert ended("trainer", trainer, "trainer ranks on rollout 1").match(first["reason"]), first
-    assert ended("manager", manager, "the checkpoint of rollout 2").match(second["reason"]), second
-    assert [Path(one["from"]).name for one in (first, second)] == ["iter_0000000", "iter_0000001"]
+    assert ended("manager", manager, "the weight update to version 5").match(second["reason"]), second
+    assert [Path(one["from"]).name for one in (first, second)] == ["iter_0000000", "iter_0000003"]
     check_same_run(run.run_dir, undisturbed)
     run.check_nothing_left()
 
@@ -152,6 +152,18 @@ def test_a_killed_drivers_run_is_gone_on_with_by_hand(started, undisturbed, when
     assert again.end() == 0, again.output
     check_same_run(again.run_dir, undisturbed)
     again.check_nothing_left()
+
+
+@pytest.mark.slow
+def test_a_driver_that_is_killed_at_its_last_sync_has_not_finished(started, undisturbed):
+    run = started()
+    with run.held("sync", NUM_ROLLOUT - 1):
+        kill(run.pids("driver"))
+        assert run.end() == -signal.SIGKILL
+        run.wait_until_gone()
+    again = started("--load", run.run_dir / "checkpoints")
+    assert again.end() == 0, again.output
+    check_same_run(again.run_dir, undisturbed)
 
 
 @pytest.mark.slow

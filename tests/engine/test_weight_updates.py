@@ -158,7 +158,7 @@ def test_an_incomplete_update_is_refused_with_what_is_missing_and_nothing_is_gen
         (lambda body: body["tensors"][0].update(offset=3), "aligned"),
         (lambda body: body["tensors"][0].update(offset=1 << 40), "aligned"),
         (lambda body: body["tensors"][0].update(dtype="int64"), "dtype"),
-        (lambda body: body["tensors"].append(body["tensors"][0]), "twice"),
+        (lambda body: body["tensors"].append(body["tensors"][0]), "within the tensor before"),
         (lambda body: body["shared_memory"].update(path="/etc/passwd"), "must lie in"),
         (lambda body: body["shared_memory"].update(path="/dev/shm/../../etc/passwd"), "must lie in"),
         (lambda body: body["shared_memory"].update(path="/dev/shm/not-there"), "cannot open"),
@@ -174,6 +174,14 @@ def test_a_bucket_that_is_wrong_is_refused(server, sender, original, change, mes
     body = json.loads(json.dumps({"weight_version": "1", **sender.describe(original)}))
     change(body)
     assert message in server.post("/update_weights_from_tensor", body, status=400)["error"]["message"]
+
+
+def test_a_tensor_that_is_sent_twice_is_refused(server, sender, original):
+    server.post("/pause_generation", {"mode": "in_place"})
+    server.post("/begin_weight_update", {"weight_version": "1"})
+    body = {"weight_version": "1", **sender.describe(original)}
+    server.post("/update_weights_from_tensor", body)
+    assert "sent twice" in server.post("/update_weights_from_tensor", body, status=400)["error"]["message"]
 
 
 def test_links_are_not_followed(server, sender, original):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from colloid.observe.metrics import METRICS_FILE, MetricsWriter, cut_metrics, read_metrics
+from colloid.observe.metrics import METRICS_FILE, MetricsWriter, cut_metrics, has_logged, read_metrics
 
 
 def lines(run_dir):
@@ -133,3 +133,17 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_line(tmp_path, monkeypatc
     writer.close()
     writer.close()
     assert lines(tmp_path) == [{"step": 0, "a": 1.0}]
+
+
+def test_what_is_noted_stands_in_the_next_line_alone(tmp_path):
+    with MetricsWriter(tmp_path) as writer:
+        writer.note({"perf/restarts": 1})
+        writer.note({"perf/restart_time": 2.5})
+        writer.log(0, {"a": 1.0})
+        writer.log(1, {"a": 2.0})
+    assert lines(tmp_path) == [
+        {"step": 0, "a": 1.0, "perf/restarts": 1, "perf/restart_time": 2.5},
+        {"step": 1, "a": 2.0},
+    ]
+    assert has_logged(tmp_path, 0, "perf/restarts") and not has_logged(tmp_path, 1, "perf/restarts")
+    assert has_logged(tmp_path, 1) and not has_logged(tmp_path, 2)

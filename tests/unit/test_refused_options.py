@@ -71,3 +71,9 @@ def test_every_reason_of_a_megatron_option_is_some_options():
     used = {row.refused for row in megatron.options() if row.built is not None}
     assert {text for _, text in REASONS} == used
     assert reason("cuda_graph_scope") != reason("muon_momentum")
+
+
+def test_what_is_only_compared_or_accepted_counts_as_read():
+    argv = "--profile --use-pytorch-profiler --model-name x --rollout-data-transport object-store"
+    args = parse(["--dry-run", "--num-layers", "2", "--device", "cpu", *argv.split()])
+    assert args.unread() == ["num_layers", "use_pytorch_profiler"], "what the ranks read is left"

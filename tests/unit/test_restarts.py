@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,8 @@ from colloid.config import parse
 from colloid.config.parse import given_options, parse_given
 from colloid.config.restart import Restart, options_to_go_on
 from colloid.errors import ConfigError, DataError, HookError, ProcessDied
+from colloid.loop import log_interrupted
+from colloid.observe.metrics import STEP_TIME, MetricsWriter, read_metrics
 from colloid.restarts import RESTARTS_FILE, Restarts, taken_over
 from tests.e2e.running import write_sums
 
@@ -112,9 +115,32 @@ def test_what_a_restart_would_lose_is_said(given, tiny_model_dir):
     assert not [text for text in whole.warnings if "--max-restarts" in text]
 
 
+def test_a_rollout_that_was_saved_and_not_logged_is_logged_by_the_run_that_goes_on(given):
+    args = begun(given("--save-interval", 1, "--num-rollout", 4))
+    saved = {"train/loss": 0.1, STEP_TIME: 2.0}
+    with MetricsWriter(args.run_dir) as writer:
+        writer.log(0, {"train/loss": 0.5, STEP_TIME: 1.0})
+        writer.log(1, {"eval/held_out": 0.3})  # before rollout 1: no line of the rollout itself
+    run = SimpleNamespace(start_rollout_id=2, saved_metrics=saved)
+    for _ in range(2):
+        with MetricsWriter(args.run_dir, 1) as writer:
+            log_interrupted(args, run, writer, {"weight_version": 3.0})
+    assert read_metrics(args.run_dir)[2:] == [{"step": 1, **saved, "weight_version": 3.0}], "once"
+
+
+def test_a_run_in_another_directory_does_not_log_what_came_before(given):
+    args = begun(given("--save-interval", 1, "--num-rollout", 4))
+    run = SimpleNamespace(start_rollout_id=2, saved_metrics={STEP_TIME: 2.0})
+    with MetricsWriter(args.run_dir, 1) as writer:
+        log_interrupted(args, run, writer, {})
+    assert read_metrics(args.run_dir) == []
+
+
 PROGRAM = """
 import os, sys
 from colloid.config.restart import Restart
+from colloid.loop import log_interrupted
+from colloid.observe.metrics import STEP_TIME, MetricsWriter, read_metrics
 from colloid.restarts import Beginning, taken_over
 before, beginning = taken_over(), Beginning.now()
 number = before.number if before else 0

@@ -14,7 +14,7 @@ from colloid.engines.embedded.kv_cache import bytes_per_token
 from colloid.engines.embedded.model_config import ModelConfig
 from colloid.engines.embedded.update import WeightUpdates
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 FALLBACK_AVAILABLE = 4 << 30
 
 
@@ -43,11 +43,15 @@ def cache_tokens(config: ModelConfig, dtype: torch.dtype, fraction: float, limit
 
 
 def keep_freed_memory() -> None:
-    """Keeps freed buffers in the process: glibc would give large ones back and page them in anew at every step."""
+    """Keeps freed buffers in the process: glibc would give large ones back and page them in anew at every step.
+
+    All threads share one heap: those of other threads than the main one are given back whatever the thresholds.
+    """
     libc = ctypes.CDLL(None)
     if sys.platform == "linux" and hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
         libc.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def trim() -> None:

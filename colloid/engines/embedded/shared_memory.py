@@ -4,12 +4,15 @@ import mmap
 import os
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 
+from colloid.engines.checksums import PIECE_BYTES, copy_hashed, raw_bytes
 from colloid.engines.contract import WeightUpdateBucket
 from colloid.engines.contract_fields import BadRequest
 
@@ -17,16 +20,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class SharedMaps:
-    """The files of one update, each mapped once: a sender fills the same ones again and again."""
+    """Files of a sender, each mapped once: it fills them again and again, and mapping takes as long as reading."""
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, int, int], mmap.mmap] = {}
+        self._maps: dict[tuple[int, int, int], tuple[Path, mmap.mmap]] = {}
 
-    def tensors(self, bucket: WeightUpdateBucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of a bucket, as views of its file, each to be copied before the next.
+    def tensors(
+        self, bucket: WeightUpdateBucket, dtype_of: Callable[[str], torch.dtype | None]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors of a bucket, each in memory of its own.
 
-        The checksum is made as they are given out, of what is in the cache then, and compared after the last: until
-        then use them only for what a failed update undoes.
+        The checksum is made of each piece as it is copied, while it is in the cache, and compared after the last one:
+        until then use the tensors only for what a failed update undoes.
+
+        Args:
+            dtype_of: what a tensor is converted to, by name; None: it stays as it is.
 
         Raises:
             BadRequest: the file is not where it may be, is someone else's, or does not hold what the sender wrote.
@@ -36,20 +44,33 @@ class SharedMaps:
         if path.parent not in allowed:
             raise BadRequest(f"shared memory must lie in {' or '.join(map(str, sorted(allowed)))}, not at {path}")
         memory = memoryview(self._map(path, bucket.size))[: bucket.size]
+        raw = np.frombuffer(memory, np.uint8)
         hasher, done = xxhash.xxh3_128(), 0
         for each in bucket.tensors:
             dtype = DTYPES[each.dtype]
-            count = torch.Size(each.shape).numel()
-            end = max(done, each.offset + count * dtype.itemsize)
-            hasher.update(memory[done:end])
-            done = end
-            yield each.name, torch.frombuffer(memory, dtype=dtype, count=count, offset=each.offset).view(each.shape)
-        hasher.update(memory[done:])
+            wanted = dtype_of(each.name) or dtype
+            size = torch.Size(each.shape).numel() * dtype.itemsize
+            if each.offset < done:
+                raise BadRequest(f"{each.name} lies at byte {each.offset}, within the tensor before")
+            hasher.update(raw[done : each.offset])
+            done = each.offset + size
+            target = torch.empty(each.shape, dtype=wanted)
+            if wanted == dtype:
+                copy_hashed(raw[each.offset : done], raw_bytes(target), hasher)
+            else:
+                source = torch.frombuffer(memory, dtype=dtype, count=target.numel(), offset=each.offset)
+                _convert_hashed(source, target.view(-1), hasher)
+            yield each.name, target
+        hasher.update(raw[done:])
         if hasher.hexdigest() != bucket.checksum:
             raise BadRequest(f"{path}: the checksum is {hasher.hexdigest()}, the sender's is {bucket.checksum}")
 
     def forget(self) -> None:
-        """Maps are gone when nothing refers to them any more."""
+        """Drops the maps of files that their sender has removed."""
+        self._maps = {key: held for key, held in self._maps.items() if _is_file(held[0], key)}
+
+    def clear(self) -> None:
+        """Drops all maps."""
         self._maps.clear()
 
     def _map(self, path: Path, size: int) -> mmap.mmap:
@@ -60,10 +81,27 @@ class SharedMaps:
                 raise BadRequest(f"{path} has {status.st_size} bytes, the sender said {size}")
             key = status.st_dev, status.st_ino, status.st_size
             if key not in self._maps:
-                self._maps[key] = mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY)
-            return self._maps[key]
+                self._maps[key] = path, mmap.mmap(descriptor, status.st_size, access=mmap.ACCESS_COPY)
+            return self._maps[key][1]
         finally:
             os.close(descriptor)
+
+
+def _is_file(path: Path, key: tuple[int, int, int]) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino, status.st_size) == key
+
+
+def _convert_hashed(source: torch.Tensor, target: torch.Tensor, hasher: Any) -> None:
+    """Copies elements piece by piece into another dtype; the checksum is that of the source."""
+    count = PIECE_BYTES // source.itemsize
+    for begin in range(0, len(source), count):
+        piece = source[begin : begin + count]
+        hasher.update(raw_bytes(piece))
+        target[begin : begin + count].copy_(piece)
 
 
 def open_own(path: Path) -> int:

@@ -55,7 +55,7 @@ class WeightUpdates:
         """Frees the weights, and takes no others until `await_weights`."""
         if self._version is not None:
             raise BadRequest(f"the update to version {self._version!r} is going on: end it before memory is released")
-        self._maps.forget()
+        self._maps.clear()
         self._store.drop()
         self.weights_complete = self._takes_weights = False
 
@@ -72,8 +72,8 @@ class WeightUpdates:
         """Reads, checks and installs the tensors of one bucket; on return the file may be filled anew."""
         self._check_version(bucket.weight_version)
         self.weights_complete = False
-        for name, tensor in self._maps.tensors(bucket):
-            self._take(name, tensor)
+        for name, tensor in self._maps.tensors(bucket, self._store.dtype_of):
+            self._take(name, tensor, copy=False)
 
     def receive_broadcast(self, bucket: BroadcastBucket) -> None:
         """Takes part in the broadcast of each tensor, and installs it."""

@@ -34,6 +34,10 @@ class WeightStore:
     def names(self) -> list[str]:
         return list(self._slot_of)
 
+    def dtype_of(self, name: str) -> torch.dtype | None:
+        """What a tensor is held in; None where the model keeps none of that name."""
+        return self._slot_of[name][0].dtype if name in self._slot_of else None
+
     def begin(self) -> None:
         """Starts a complete replacement: from now until `finish` the weights are a mixture."""
         self._received.clear()
