@@ -91,7 +91,7 @@ def server(tmp_path) -> str:
 
 
 def _options(tmp_path: Path, **more) -> Namespace:
-    unset = ("save", "save_debug_rollout_data", "hf_checkpoint", "load", "ref_load", "init_checkpoint")
+    unset = ("save", "hf_checkpoint", "load", "ref_load", "init_checkpoint")
     values = dict.fromkeys((*unset, "opd_teacher_load", "num_gpus_per_node"))
     return Namespace(**values | {"run_dir": str(tmp_path), "update_weight_transport": "gloo", "device": "cpu"} | more)
 
