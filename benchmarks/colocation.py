@@ -121,7 +121,7 @@ def table(found: dict[str, tuple[dict[str, float], Watch]]) -> str:
     seen = [f"{watch.largest:.2f}" for _, watch in found.values()]
     lines.append("| greatest sum at any time | " + " | ".join(seen) + " |")
     for name in ("offload_time", "update_weights_time", "train_time"):
-        seconds = [f"{metrics[f'perf/{name}']:.1f}" for metrics, _ in found.values()]
+        seconds = [f"{metrics.get(f'perf/{name}', 0.0):.1f}" for metrics, _ in found.values()]
         lines.append(f"| `perf/{name}` in s | " + " | ".join(seconds) + " |")
     return "\n".join(lines)
 

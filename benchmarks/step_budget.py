@@ -20,7 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import yaml
 
-PARTS = ("rollout_time", "train_time", "save_time", "update_weights_time")
+PARTS = ("rollout_time", "train_time", "save_time", "update_weights_time", "offload_time")
 
 
 def gemm_gflops(dtype: torch.dtype, rows: int, repeats: int = 20) -> float:

@@ -44,21 +44,18 @@ def train(args: Any) -> None:
                 rollout = run.generate(rollout_id)
             metrics = {}
             if run.trains:
-                with clock("offload_time"):
-                    run.memory.to_training(update_follows=update_is_next(args, rollout_id))
+                run.memory.to_training(update_follows=update_is_next(args, rollout_id))
                 with clock("train_time"):
                     metrics = run.train(rollout_id, rollout)
             if save_due(args, rollout_id):
                 with clock("save_time"):
                     run.save(rollout_id, rollout.metrics | metrics | clock.metrics(rollout.num_tokens))
             if run.trains and run.serves and sync_due(args, rollout_id):
-                with clock("offload_time"):
-                    run.memory.to_update()
+                run.memory.to_update()
                 with clock("update_weights_time"):
                     metrics |= run.sync_weights()
             if run.trains and run.serves and engines_are_next(args, rollout_id):
-                with clock("offload_time"):
-                    run.memory.to_rollout()
+                run.memory.to_rollout()
 
             metrics = rollout.metrics | metrics | clock.metrics(rollout.num_tokens)
             metrics |= run.memory.metrics() | run.utilization()

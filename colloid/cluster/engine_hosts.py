@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.cluster.placement import Reservation
+from colloid.cluster.processes import last_line
 from colloid.config.placement import Share
 from colloid.engines.addresses import lasting_port
 from colloid.engines.launch import (
@@ -71,9 +72,11 @@ class EngineHost:
 
     def ended(self, _launched: None) -> tuple[int, str]:
         """Its exit code and how it ended. Returns when it has."""
+        import ray
+
         while (code := self._engine.exit_code) is None:
             time.sleep(POLL_SECONDS)
-        return code, self._engine.how_it_ended()
+        return code, self._engine.how_it_ended(f"on node {ray.util.get_node_ip_address()}")
 
     def terminate(self) -> None:
         if self._engine is not None:
@@ -162,7 +165,7 @@ class _Part:
         written = written_for_user(error)
         if written is not None:
             return 1, str(written)
-        return NODE_GONE, f"ended with its node {self.address}, or with the process that started it there: {error}"
+        return NODE_GONE, f"ended on node {self.address}, which is gone, or its Ray actor: {last_line(error)}"
 
 
 class RemoteEngine:
@@ -172,6 +175,8 @@ class RemoteEngine:
         parts: the first one serves.
         group: the placement group that it alone has.
     """
+
+    is_here = False
 
     def __init__(self, parts: list[_Part], config: EngineConfig, name: str, group: Any):
         self._parts, self._group, self._kind = parts, group, config.kind
@@ -212,13 +217,14 @@ class RemoteEngine:
         if error is None:
             return self._ready.result()[0]
         written = written_for_user(error)
-        raise EngineError(str(written) if written else f"an engine {self.how_it_ended('before it served')}") from error
+        reason = written or f"an engine {self.how_it_ended('before it served')}"
+        raise EngineError(f"on node {self._parts[0].address}: {reason}") from error
 
     def how_it_ended(self, when: str = "") -> str:
         for part in self._parts:
             end = part.end()
             if end is not None:
-                return f"on node {part.address} {when} {end[1]}".replace("  ", " ")
+                return end[1].replace(" on node ", f" {when} on node ", 1) if when else end[1]
         return "has not ended"
 
     def terminate(self) -> None:

@@ -99,7 +99,7 @@ def reserve(args: Args, working_directory: str) -> Reservation:
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
     settle_transport(args, placement)
-    return _granted(args, placement)
+    return granted(args, placement)
 
 
 def nodes_of_cluster(device: str, most: int | None, *, free: bool) -> list[Node]:
@@ -143,8 +143,13 @@ def _place_on_cluster(args: Args, demand: Demand) -> Placement:
         time.sleep(POLL_SECONDS)
 
 
-def _granted(args: Args, placement: Placement) -> Reservation:
-    from ray.util.placement_group import placement_group
+def granted(args: Args, placement: Placement) -> Reservation:
+    """Has the slots of a placement reserved, and its nodes looked at.
+
+    Raises:
+        ConfigError: they are not granted in time, or a node does not see the run's directories.
+    """
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     used = placement.slots_by_node()
     nodes = [index for index, slots in enumerate(used) if slots]
@@ -165,7 +170,11 @@ def _granted(args: Args, placement: Placement) -> Reservation:
     one_host = {placement.nodes[node].id for node in nodes} == {_driver_node()}
     if one_host and args.device == "cpu":
         return reservation
-    found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    try:
+        found = _probe(args, reservation, nodes, [len(used[node]) for node in nodes])
+    except BaseException:
+        remove_placement_group(group)
+        raise
     if args.device == "cuda":
         gpus = dict(zip(nodes, (facts.gpus for facts in found), strict=True))
         granted = [gpus.get(node, ()) for node in range(len(used))]
@@ -233,11 +242,11 @@ def _probe(args: Args, reservation: Reservation, nodes: Sequence[int], counts: S
 
 
 def shared_directories(args: Args) -> list[str]:
-    """Those that processes on several nodes write to, as absolute paths."""
-    found = [args.run_dir, args.save, args.save_debug_rollout_data and os.path.dirname(args.save_debug_rollout_data)]
-    if args.update_weight_transport == "disk":
-        found.append(weights_disk_dir(args))
-    return list(dict.fromkeys(os.path.abspath(path) for path in found if path))
+    """Those that processes on several nodes write to, as absolute paths; what lies in the run directory is left out."""
+    run_dir = os.path.abspath(args.run_dir)
+    others = [args.save, weights_disk_dir(args) if args.update_weight_transport == "disk" else None]
+    found = [os.path.abspath(path) for path in others if path]
+    return list(dict.fromkeys([run_dir, *(path for path in found if os.path.commonpath([path, run_dir]) != run_dir)]))
 
 
 def needed_paths(args: Args) -> list[str]:

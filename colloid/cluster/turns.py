@@ -12,6 +12,7 @@ What the options leave in its place is not moved; how much memory the processes 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class MemoryTurns:
         self._offload_train, self._offload_rollout = offload_train, offload_rollout
         self._phase = "training"
         self._metrics: dict[str, float] = {}
+        self._seconds = 0.0
 
     def begin(self) -> None:
         """The engines serve, and the trainer's ranks have not built their models yet: it is their turn to."""
@@ -89,9 +91,11 @@ class MemoryTurns:
 
     def metrics(self) -> dict[str, float]:
         """`perf/memory/<phase>/<role>_rss_gib` at the end of each phase since the last call, and `…_rss_peak_gib`
-        during it: sums over the processes of a role.
+        during it: sums over the processes of a role. `perf/offload_time`: seconds of handing memory over.
         """
         metrics, self._metrics = self._metrics, {}
+        if self._offload_train or self._offload_rollout:
+            metrics["perf/offload_time"], self._seconds = self._seconds, 0.0
         return metrics
 
     def _enter(self, phase: str) -> None:
@@ -115,8 +119,13 @@ class MemoryTurns:
         return [(role, size) for (role, _), size in zip(named, sizes, strict=True)]
 
     def _trainer(self, verb: str, what: str) -> None:
-        self._wait([getattr(worker, verb).remote() for _, workers in self._roles for worker in workers], what)
+        self._hand_over([getattr(worker, verb).remote() for _, workers in self._roles for worker in workers], what)
 
     def _engines(self, verb: str, tags: Sequence[str]) -> None:
         call = self._rollout.release_memory if verb == "release" else self._rollout.resume_memory
-        self._wait([call.remote(list(tags))], f"the engines to {verb} memory ({', '.join(tags)})")
+        self._hand_over([call.remote(list(tags))], f"the engines to {verb} memory ({', '.join(tags)})")
+
+    def _hand_over(self, references: list[Any], what: str) -> None:
+        begin = time.monotonic()
+        self._wait(references, what)
+        self._seconds += time.monotonic() - begin

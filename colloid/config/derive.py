@@ -50,6 +50,8 @@ def resolve_devices(args: Args) -> None:
             f"--rollout-num-gpus {args.rollout_num_gpus} is not a multiple of --rollout-num-gpus-per-engine "
             f"{args.rollout_num_gpus_per_engine}"
         )
+    if external:
+        args.rollout_num_gpus = 0
     if args.sglang_config is None:
         args.sglang_models = one_model(args)
     args.num_engines = sum(model.num_engines for model in args.sglang_models)

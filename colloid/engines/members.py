@@ -76,6 +76,8 @@ class Member:
         return REGULAR if self.config is None else self.config.role
 
     def __str__(self) -> str:
+        if isinstance(self.place, str):
+            return f"engine {self.place}"
         pid = f", pid {self.handle.pid}" if self.handle is not None else ""
         return f"engine {self.url or 'without an address yet'} ({self.name}{pid})"
 

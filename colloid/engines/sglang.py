@@ -87,7 +87,7 @@ def plan(
         environment["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] = "false"
     if cpu:
         environment |= {"OMP_NUM_THREADS": "1", "SGLANG_USE_CPU_ENGINE": "1"}
-        if ranks > 1:
+        if chosen.get("tp-size", 1) > 1:
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = cores_of_ranks(sorted(os.sched_getaffinity(0)), ranks)
     else:
         # SGLang counts from the first of those that it sees.

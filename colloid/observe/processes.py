@@ -77,9 +77,8 @@ class RunProcesses:
             before = self._known.get(process.pid)
             process = before if before == process else process
             try:
-                use = RoleUse(
-                    1, process.memory_info().rss / GIB, process.memory_info().rss / GIB, process.cpu_percent()
-                )
+                rss = process.memory_info().rss / GIB
+                use = RoleUse(1, rss, rss, process.cpu_percent())
                 role = self._role(process, known_before=process is before)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue

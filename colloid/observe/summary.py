@@ -23,6 +23,7 @@ TIMES = (
     ("generation", "perf/rollout_time"),
     ("training", "perf/train_time"),
     ("weight sync", "perf/update_weights_time"),
+    ("offloading", "perf/offload_time"),
     ("checkpoints", "perf/save_time"),
     ("evaluation", "perf/eval_time"),
 )

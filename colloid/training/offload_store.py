@@ -21,6 +21,7 @@ BLOCK_BYTES = 256 << 20
 MOST_BYTES_A_CALL = 1 << 30
 """The system moves at most 2 GiB at once."""
 _IN_MEMORY = ("tmpfs", "ramfs")
+_OF_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p")
 
 
 class Store(Protocol):
@@ -51,11 +52,12 @@ class FileStore:
     """A file without a name, of which nothing is left when the process ends, however it ends.
 
     Args:
-        places: directories; the first that is on a disk (rather than in memory) and has room is taken.
+        places: directories; the first that is on a disk (rather than in memory) and has room is taken, those on other
+            machines last.
     """
 
     def __init__(self, places: list[Path]):
-        self._places = places
+        self._places = sorted(places, key=lambda place: file_system(place) in _OF_NETWORK)
         self._file = -1
         self._size = 0
 

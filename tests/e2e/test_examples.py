@@ -131,3 +131,11 @@ def test_a_run_whose_engine_router_and_trainer_are_killed_is_the_undisturbed_run
     kills = (tmp_path / "outputs/fault-tolerance/kills.jsonl").read_text().splitlines()
     assert [json.loads(line)["who"] for line in kills] == ["engine", "router", "trainer rank"]
     assert "trainer rank 0 (pid" in (tmp_path / "outputs/fault-tolerance/restarts.jsonl").read_text()
+
+
+def test_engines_that_run_already_join_and_leave_and_no_sample_is_lost(tmp_path):
+    printed = run_quietly("external_engines", tmp_path / "outputs", *SMALL, "--rollout-max-response-len", 16)
+    assert "192 samples: 0 lost, 0 doubled, 0 without a response" in printed
+    assert "joined 1, left 1, failed samples 0" in printed
+    alive = [line["engine/alive"] for line in metrics_of(tmp_path / "outputs/external-engines")]
+    assert alive[0] == 2 and 3 in alive and alive[-1] == 2

@@ -177,7 +177,14 @@ def test_graders_are_replaced(started, undisturbed, when):
     run.check_nothing_left()
 
 
-REPLACED = ("--use-fault-tolerance", "--rollout-health-check-interval", 1, "--rollout-health-check-timeout", 20)
+REPLACED = (
+    "--use-fault-tolerance",
+    "--check-weight-update-equal",
+    "--rollout-health-check-interval",
+    1,
+    "--rollout-health-check-timeout",
+    20,
+)
 
 
 @pytest.mark.slow

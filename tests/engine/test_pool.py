@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import threading
 import time
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
+from colloid.config.external import external_addresses
 from colloid.engines.control import EngineControl
-from colloid.engines.fleet import Fleet, FleetConfig
-from colloid.engines.launch import EngineConfig
+from colloid.engines.fleet import External, Fleet, FleetConfig
+from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.engines.members import Tolerance
+from colloid.errors import DeadlineExceeded, EngineError
 from colloid.rollout.client import EngineClient
 from colloid.rollout.engine_pool import EnginePool
 
@@ -20,6 +27,7 @@ KEY = "key of the pool"
 TOLERANCE = Tolerance(interval=0.3, timeout=2.0)
 NEW_TOKENS = 48
 DEADLINE = 60.0
+WAYS = [pytest.param(signal.SIGKILL, id="killed"), pytest.param(signal.SIGSTOP, id="hung", marks=pytest.mark.slow)]
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -115,7 +123,7 @@ def pids(fleet: Fleet) -> list[int]:
     return fleet.pids[: len(fleet.pids) - 1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+@pytest.mark.parametrize("number", WAYS)
 def test_an_engine_that_ends_or_hangs_under_load_is_replaced_and_its_requests_are_redone(fleet, number):
     before = pids(fleet)
     replaced = int(fleet.metrics()["engine/replaced"])
@@ -136,6 +144,7 @@ def test_an_engine_that_ends_or_hangs_under_load_is_replaced_and_its_requests_ar
         os.kill(before[0], 0)
 
 
+@pytest.mark.slow
 def test_requests_wait_while_all_engines_are_gone(fleet):
     before = pids(fleet)
     replaced = int(fleet.metrics()["engine/replaced"])
@@ -152,7 +161,7 @@ def test_requests_wait_while_all_engines_are_gone(fleet):
     assert not set(before) & set(pids(fleet))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hung"])
+@pytest.mark.parametrize("number", WAYS)
 def test_a_router_that_ends_or_hangs_is_started_again_with_its_engines(fleet, number):
     url, pid = fleet.router_url, fleet.pids[-1]
     restarted = fleet.metrics()["router/restarted"]
@@ -168,3 +177,182 @@ def test_a_router_that_ends_or_hangs_is_started_again_with_its_engines(fleet, nu
     assert fleet.router_url == url and fleet.metrics()["router/restarted"] == restarted + 1
     workers = EngineControl(url, KEY).get("/workers")["workers"]
     assert {worker["url"].rstrip("/") for worker in workers} == {engine.url for engine in fleet.addresses}
+
+
+class Garbage(BaseHTTPRequestHandler):
+    """Is healthy, and answers every request with bytes that are no JSON, or with JSON of another form."""
+
+    answers = (b"<html>", b"[1, 2]", b'{"output_ids": "abc", "meta_info": {}}')
+    count = 0
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        Garbage.count += self.path == "/generate"
+        self._send(self.answers[Garbage.count % 3] if self.path == "/generate" else b"{}")
+
+    def do_GET(self) -> None:
+        facts = {"model_path": "/nowhere", "engine": "embedded", "served_model_name": "garbage"}
+        self._send(b"" if self.path == "/metrics" else json.dumps(facts).encode())
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments) -> None:
+        pass
+
+
+@pytest.fixture
+def garbage():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Garbage)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def outsiders(config):
+    """Three engines that run already, in processes of their own."""
+    started = [launch_engine(config.engines[0], f"outsider_{number}", number) for number in range(3)]
+    yield [SimpleNamespace(url=engine.wait_until_ready(), handle=engine) for engine in started]
+    for engine in started:
+        engine.stop()
+
+
+def external_fleet(config, tmp_path, urls):
+    listed = tmp_path / "engines.txt"
+
+    def write(urls):
+        listed.write_text("# the engines\n" + "\n".join(url.removeprefix("http://") for url in urls))
+        # Written a while ago: what is new may not be whole yet.
+        os.utime(listed, (time.time() - 5 + write.count, time.time() - 5 + write.count))
+        write.count += 1
+
+    write.count = 0
+    write(urls)
+    values = [f"@{listed}"]
+    external = External(tuple(urls), file=listed, read=lambda: external_addresses(values))
+    fleet = Fleet(FleetConfig(api_key=KEY, log_dir=config.log_dir / "external", external=external, tolerance=TOLERANCE))
+    return fleet, write
+
+
+def test_engines_join_and_leave_a_list_under_load_and_go_on_by_themselves(config, outsiders, tmp_path):
+    first, second, third = (outsider.url for outsider in outsiders)
+    fleet, write = external_fleet(config, tmp_path, [first, second])
+    fleet.start()
+
+    def serving():
+        return {engine.url for engine in fleet.addresses} - {engine.url for engine in fleet.joining}
+
+    async def run():
+        async with Load(fleet) as load:
+            write([second, third])
+            await load.until(lambda: fleet.joining, "the third engine is there")
+            before = EngineControl(third, KEY).get("/server_info")["internal_states"][0]["generation_tokens_total"]
+            assert serving() == {second} and before == 0, "no request before it has the weights"
+            await load.more()
+            await asyncio.to_thread(fleet.admit, fleet.joining)
+            assert serving() == {second, third}
+            await load.more()
+            after = EngineControl(third, KEY).get("/server_info")["internal_states"][0]["generation_tokens_total"]
+            assert after > 0 and load.client.failed_requests == 0
+            write([])  # a list without engines is not followed
+            await load.more()
+            assert serving() == {second, third}
+        return load
+
+    try:
+        load = asyncio.run(run())
+        load.check(fleet)
+        metrics = fleet.metrics()
+        assert (metrics["engine/joined"], metrics["engine/left"], metrics["engine/replaced"]) == (1, 1, 0)
+    finally:
+        fleet.stop()
+    assert all(outsider.handle.exit_code is None for outsider in outsiders)
+
+
+def test_an_engine_that_answers_garbage_is_found_and_taken_out(config, outsiders, garbage, tmp_path):
+    fleet, write = external_fleet(config, tmp_path, [outsiders[0].url, garbage])
+    fleet.start()
+
+    async def run():
+        async with Load(fleet) as load:
+            await load.until(lambda: garbage not in {engine.url for engine in fleet.addresses}, "it is out")
+            await load.more()
+        return load
+
+    try:
+        load = asyncio.run(run())
+        load.check(fleet)
+        assert load.client.failed_requests and Garbage.count
+    finally:
+        fleet.stop()
+
+
+@pytest.mark.slow
+def test_requests_at_a_hung_engine_of_somebody_elses_are_redone(config, outsiders, tmp_path):
+    """Nothing ends its connections."""
+    fleet, write = external_fleet(config, tmp_path, [outsider.url for outsider in outsiders[:2]])
+    fleet.start()
+    hung = outsiders[1].handle.pid
+
+    async def run():
+        async with Load(fleet) as load:
+            os.kill(hung, signal.SIGSTOP)
+            await load.until(lambda: len(fleet.addresses) == 1, "it is out")
+            await load.more()
+            os.kill(hung, signal.SIGCONT)
+            await load.until_replaced(1)
+            await load.more()
+        return load
+
+    try:
+        asyncio.run(run()).check(fleet)
+    finally:
+        os.kill(hung, signal.SIGCONT)
+        fleet.stop()
+
+
+@pytest.mark.slow
+def test_without_a_tolerance_an_engine_that_ended_or_hangs_is_named(config, tmp_path):
+    fleet = Fleet(replace(config, tolerance=None, log_dir=tmp_path))
+    fleet.start()
+    pool = EnginePool(fleet, 64)
+
+    async def run(pid, number):
+        urls = [engine.url for engine in fleet.addresses]
+        options = {"progress_deadline": 2.0, "max_attempts": 1, "abort_timeout": 1.0}
+        client = EngineClient(fleet.router_url, urls, api_key=KEY, **options)
+        pool.attach(client)
+        payload = {"input_ids": [1], "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}
+        work = asyncio.gather(*(client.generate(payload) for _ in range(4)), return_exceptions=True)
+        await asyncio.sleep(0.3)
+        os.kill(pid, number)
+        try:
+            await asyncio.wait_for(pool.or_failure(until(work)), DEADLINE)
+        finally:
+            pool.detach()
+            await client.close()
+
+    async def until(work):
+        found = await work
+        assert any(isinstance(each, Exception) for each in found), "some were at the engine"
+        raise next(each for each in found if isinstance(each, Exception))
+
+    try:
+        hung, ended = pids(fleet)
+        with pytest.raises((EngineError, DeadlineExceeded)):
+            asyncio.run(run(hung, signal.SIGSTOP))
+        with pytest.raises(EngineError, match="engine http://.* [(]engine_0[)] does not answer its health check"):
+            fleet.check()
+        os.kill(hung, signal.SIGCONT)
+        with pytest.raises(EngineError):  # what failed because of it, or its end itself, whichever is seen first
+            asyncio.run(run(ended, signal.SIGKILL))
+        with pytest.raises(EngineError, match=rf"engine_1, pid {ended}[)] ended with -9"):
+            fleet.check()
+    finally:
+        fleet.stop()

@@ -42,7 +42,8 @@ def export(ranks: Ranks, directory: Path, model: Path, options: dict[str, Any], 
 
     actor._export._receive = counted
     held = sum(parameter.nbytes for _, parameter in actor._parameters)
-    result = {"checksums": actor.weight_checksums(), "received": received[:], "held": held}
+    whole = sum(item.nbytes for items in actor._export.rounds for item in items)
+    result = {"checksums": actor.weight_checksums(), "received": received[:], "held": held, "whole": whole}
     if url is not None:
         result["update"] = actor.update_weights([EngineAddress(url)], "key")
     actor.export_hf(str(directory))

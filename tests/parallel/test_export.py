@@ -28,11 +28,11 @@ def test_named_tensors_are_those_of_the_checkpoint_that_was_loaded(four_ranks, e
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_no_rank_gathers_more_than_a_round(four_ranks, name):
-    received = four_ranks[0][name]["received"]
+    received, whole = (four_ranks[0][name][key] for key in ("received", "whole"))
     assert len(received) > 5
-    assert max(received) <= BUFFER < sum(received) / 4
+    assert 0 < max(received) <= BUFFER < whole / 4
     assert all(four_ranks[rank][name]["received"] == [] for rank in (1, 2, 3))
-    assert four_ranks[0][name]["held"] < sum(received), "the layout does not divide the model"
+    assert four_ranks[0][name]["held"] < whole, "the layout does not divide the model"
 
 
 def test_engines_get_the_whole_model_from_every_layout(four_ranks, exports, recording_engine):
