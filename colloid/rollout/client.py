@@ -23,7 +23,7 @@ from colloid.engines.health import TOKENS_METRIC, fault_of
 from colloid.engines.members import PoolView
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.rollout.http import Http, RequestRefused
-from colloid.rollout.scope import SCOPE, RequestAborted, RequestScope, note_cut
+from colloid.rollout.scopes import SCOPE, RequestScope, note_cut
 from colloid.rollout.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ with it ends so.
 """
 INTERRUPTED = "interrupted"
 """Set in an answer that `EngineClient.interrupted` cut short: the caller sends what is left, once it may."""
+
+
+class RequestAborted(EngineError):
+    """The rollout that the request belongs to was aborted."""
 
 
 class EngineClient:

@@ -24,7 +24,7 @@ from colloid.errors import HookError
 from colloid.rollout.client import EngineClient, RequestAborted
 from colloid.rollout.conversation import Recordings, use_recordings
 from colloid.rollout.options import SamplingOptions
-from colloid.rollout.scope import watch_cuts
+from colloid.rollout.scopes import watch_cuts
 
 GenerateFunction = Callable[..., Awaitable[Any]]
 """A: `(sample, sampling_params, evaluation=…) -> Sample or list of Samples`. B: `(samples, evaluation=…) -> list`."""

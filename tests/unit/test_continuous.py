@@ -30,7 +30,7 @@ class ScopedClient(FakeClient):
 
     @property
     def current(self):
-        from colloid.rollout.scope import SCOPE
+        from colloid.rollout.scopes import SCOPE
 
         return SCOPE.get()
 

@@ -1,18 +1,10 @@
-"""Which rollout a request belongs to, and what an abort of it did to its answers. Both follow a task and those that it
-starts.
-"""
+"""Which rollout a request belongs to, so that those of a rollout are aborted together; which answers were cut short."""
 
 from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from colloid.errors import EngineError
-
-
-class RequestAborted(EngineError):
-    """The rollout that the request belongs to was aborted."""
 
 
 class RequestScope:
