@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from colloid.cluster.placement import shared_directories
 from colloid.config.cluster import train_environment
 from colloid.config.placement import Node, demand_of
 from colloid.config.planner import place
@@ -80,6 +81,14 @@ def test_weights_go_by_broadcast_where_an_engine_is_on_another_host_than_the_sen
         ConfigError, match="rank 0, which sends the weights, is on 10.0.0.1, and engines are on 10.0.0.2"
     ):
         settle_transport(asked, place(nodes, demand_of(asked)))
+
+
+def test_what_all_nodes_must_see_is_the_run_directory_and_what_lies_elsewhere(tmp_path):
+    run = ("--outputs-dir", str(tmp_path / "outputs"), "--run-name", "run")
+    run_dir = str(tmp_path / "outputs/run")
+    assert shared_directories(plan(*run, "--save-interval", "1")) == [run_dir]
+    elsewhere = plan(*run, "--save", str(tmp_path / "saved"), "--update-weight-transport", "disk")
+    assert shared_directories(elsewhere) == [run_dir, str(tmp_path / "saved")]
 
 
 RANK = """
