@@ -12,7 +12,8 @@ from typing import Any
 import xxhash
 
 from colloid.errors import EngineError
-from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused, RequestScope, note_cut
+from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused
+from colloid.rollout.scopes import RequestScope, note_cut
 
 PROMPT_LENGTH = 2
 TOKENS = 1000

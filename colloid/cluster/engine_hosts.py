@@ -176,6 +176,8 @@ class RemoteEngine:
         group: the placement group that it alone has.
     """
 
+    is_here = False
+
     def __init__(self, parts: list[_Part], config: EngineConfig, name: str, group: Any):
         self._parts, self._group, self._kind = parts, group, config.kind
         self._start = time.monotonic()

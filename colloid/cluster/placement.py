@@ -242,11 +242,11 @@ def _probe(args: Args, reservation: Reservation, nodes: Sequence[int], counts: S
 
 
 def shared_directories(args: Args) -> list[str]:
-    """Those that processes on several nodes write to, as absolute paths."""
-    found = [args.run_dir, args.save, args.save_debug_rollout_data and os.path.dirname(args.save_debug_rollout_data)]
-    if args.update_weight_transport == "disk":
-        found.append(weights_disk_dir(args))
-    return list(dict.fromkeys(os.path.abspath(path) for path in found if path))
+    """Those that processes on several nodes write to, as absolute paths; what lies in the run directory is left out."""
+    run_dir = os.path.abspath(args.run_dir)
+    others = [args.save, weights_disk_dir(args) if args.update_weight_transport == "disk" else None]
+    found = [os.path.abspath(path) for path in others if path]
+    return list(dict.fromkeys([run_dir, *(path for path in found if os.path.commonpath([path, run_dir]) != run_dir)]))
 
 
 def needed_paths(args: Args) -> list[str]:

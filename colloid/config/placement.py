@@ -178,8 +178,10 @@ def _engines(args: Args) -> Iterator[tuple[str, tuple[str, int]]]:
 
 def host(args: Args, demand: Demand) -> Node:
     """This machine; on a CPU it has as many slots as are asked for."""
-    wanted = demand.num_slots + sum(demand.engines)
-    return Node("this host", tuple(range(num_cuda_devices() if args.device == "cuda" else wanted)))
+    count = demand.num_slots + sum(demand.engines)
+    if args.device == "cuda":
+        count = min(num_cuda_devices(), args.num_gpus_per_node or num_cuda_devices())
+    return Node("this host", tuple(range(count)))
 
 
 def assumed_nodes(args: Args, demand: Demand) -> tuple[Node, ...]:

@@ -61,7 +61,7 @@ def _try(nodes: tuple[Node, ...], demand: Demand, spread: bool, largest_first: b
     for slots in demand.frozen:
         found = own.take(slots)
         if found is None:
-            return "Engines whose weights never change: " + _no_room(slots, len(frozen), len(demand.frozen), [own])
+            return "Engines on slots of their own: " + _no_room(slots, len(frozen), len(demand.frozen), [own])
         frozen.append(found)
     return Placement(nodes, ranks, tuple(engines[index] for index in order), tuple(frozen), demand.kinds)
 
@@ -119,9 +119,9 @@ def _equation(demand: Demand) -> str:
         parts.append(
             f"{demand.trainer_nodes} × {demand.trainer_slots_per_node} = {demand.num_ranks} slots of trainer ranks"
         )
-    for name, sizes in (("engines", demand.engines), ("engines that are not trained", demand.frozen)):
+    for more, sizes in (("", demand.engines), (" beside them", demand.frozen)):
         for size, count in Counter(sizes).items():
-            parts.append(f"{count} {name} × {size} = {count * size} slots")
+            parts.append(f"{count} engine{'s' * (count > 1)}{more} × {size} = {count * size} slots")
     joined = " and ".join(parts)
     return f"the run needs {joined}{', colocated' if demand.colocate else ''}: at least {demand.num_slots}"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colloid.engines.contract import ITEM_SIZES, TensorDescriptor
-from colloid.engines.contract_fields import BadRequest, as_integer, as_object, as_string, as_token_ids, shown
+from colloid.engines.contract_fields import BadRequest, as_integer, as_number, as_object, as_string, as_token_ids, shown
 from colloid.engines.process_group import BACKENDS
 
 LOAD_FORMATS = ("auto", "safetensors", "delta")
@@ -22,6 +22,8 @@ class GroupStart:
     size: int
     name: str
     backend: str
+    timeout: float = 300.0
+    """Seconds for all ranks to join, and for one tensor to come. Not SGLang's."""
 
     @classmethod
     def from_json(cls, body: Any) -> GroupStart:
@@ -37,6 +39,7 @@ class GroupStart:
             size=size,
             name=group_name(body),
             backend=backend,
+            timeout=as_number(body.get("timeout", 300.0), "timeout", 1.0, 3600.0),
         )
 
 

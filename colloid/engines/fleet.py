@@ -105,8 +105,9 @@ class Fleet:
 
     @property
     def engine_pids(self) -> list[int]:
-        """The processes of the engines that were started here."""
-        return self._own(lambda: [member.handle.pid for member in self._pool.members if member.handle is not None])
+        """The processes of the engines that were started on this host."""
+        handles = self._own(lambda: [member.handle for member in self._pool.members])
+        return [handle.pid for handle in handles if handle is not None and handle.is_here]
 
     @property
     def pids(self) -> list[int]:

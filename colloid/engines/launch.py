@@ -74,6 +74,9 @@ class EngineConfig:
 class EngineHandle(Protocol):
     """An engine that this run has started, here or on another node."""
 
+    is_here: bool
+    """Whether its process is on this host: `pid` means nothing elsewhere."""
+
     @property
     def pid(self) -> int:
         """On its own host."""
@@ -115,6 +118,8 @@ class LaunchedEngine:
         deadline: seconds that it may take until then.
         api_key: kept out of errors, as SGLang's log has it.
     """
+
+    is_here = True
 
     def __init__(self, process: ModuleProcess, poll: Callable[[], str | None], deadline: float, api_key: str):
         self.process = process

@@ -13,7 +13,6 @@ if it had not been sent, and waits while none serves.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,6 +23,7 @@ from colloid.engines.health import TOKENS_METRIC, fault_of
 from colloid.engines.members import PoolView
 from colloid.errors import DeadlineExceeded, EngineError
 from colloid.rollout.http import Http, RequestRefused
+from colloid.rollout.scopes import SCOPE, RequestScope, note_cut
 from colloid.rollout.serving import Serving
 
 logger = logging.getLogger(__name__)
@@ -40,44 +40,6 @@ INTERRUPTED = "interrupted"
 
 class RequestAborted(EngineError):
     """The rollout that the request belongs to was aborted."""
-
-
-class RequestScope:
-    """The requests of one rollout, so that they can be aborted together."""
-
-    def __init__(self) -> None:
-        self.active: set[str] = set()
-        self.aborted = False
-
-
-_SCOPE: contextvars.ContextVar[RequestScope | None] = contextvars.ContextVar("colloid_request_scope", default=None)
-
-
-@contextmanager
-def outside_scopes() -> Iterator[None]:
-    """Requests made inside belong to no scope: no abort of a rollout ends them."""
-    token = _SCOPE.set(None)
-    try:
-        yield
-    finally:
-        _SCOPE.reset(token)
-
-
-_CUTS: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("colloid_cuts", default=None)
-
-
-def watch_cuts() -> list[str]:
-    """A list that grows by each answer, in this task and those that it starts, that an abort cut short."""
-    cuts: list[str] = []
-    _CUTS.set(cuts)
-    return cuts
-
-
-def note_cut(name: str) -> None:
-    """An answer was cut short by the abort of its rollout."""
-    cuts = _CUTS.get()
-    if cuts is not None:
-        cuts.append(name)
 
 
 class EngineClient:
@@ -163,11 +125,11 @@ class EngineClient:
     def scope(self) -> Iterator[RequestScope]:
         """Requests made inside (tasks started inside included) belong to the scope that is yielded."""
         scope = RequestScope()
-        token = _SCOPE.set(scope)
+        token = SCOPE.set(scope)
         try:
             yield scope
         finally:
-            _SCOPE.reset(token)
+            SCOPE.reset(token)
 
     async def generate(
         self, payload: dict[str, Any], *, name: str = "", session: str = "", resumable: bool = False
@@ -186,7 +148,7 @@ class EngineClient:
             DeadlineExceeded: no progress, at the last attempt.
             EngineError: engine or router unreachable or broken, at the last attempt.
         """
-        scope = _SCOPE.get()
+        scope = SCOPE.get()
         rid = uuid.uuid4().hex
         sent = failed = excused = 0
         async with self._serving.slots:

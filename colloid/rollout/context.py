@@ -21,7 +21,7 @@ from colloid.data.prompts import PromptDataset
 from colloid.errors import HookError
 from colloid.rewards.worker import SHARED
 from colloid.rollout.agent_sessions import open_session
-from colloid.rollout.client import EngineClient, RequestScope, outside_scopes
+from colloid.rollout.client import EngineClient
 from colloid.rollout.conversation import generate_single, next_turn_seed
 from colloid.rollout.custom_generate import GenerateFunction
 from colloid.rollout.grading import Grader
@@ -29,6 +29,7 @@ from colloid.rollout.group_hooks import load_sample_hooks
 from colloid.rollout.model_urls import model_url, router_urls
 from colloid.rollout.options import PartialOptions, SamplingOptions, partial_options
 from colloid.rollout.runner import GroupRunner
+from colloid.rollout.scopes import RequestScope, outside_scopes
 from colloid.rollout.staleness import Versions
 
 

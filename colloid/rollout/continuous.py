@@ -28,13 +28,14 @@ from typing import Any
 from colloid.data.groups import Group, flatten, is_finished
 from colloid.data.sample import Status
 from colloid.errors import HookError
-from colloid.rollout.client import EngineClient, RequestScope
+from colloid.rollout.client import EngineClient
 from colloid.rollout.context import RolloutContext, current_context
 from colloid.rollout.filters import load_filter
 from colloid.rollout.generate import first_index
 from colloid.rollout.group_hooks import call_group_hooks
 from colloid.rollout.options import MAX_DRAWS, training_sampling
 from colloid.rollout.runner import GroupRunner
+from colloid.rollout.scopes import RequestScope
 from colloid.rollout.source_calls import mark_consumed, take_groups
 from colloid.rollout.staleness import Versions, is_stale, oldest_version, restart
 from colloid.rollout.types import DynamicFilterOutput, RolloutCounts, RolloutFnTrainOutput

@@ -21,9 +21,10 @@ from colloid.data.ledger import FORKED
 from colloid.data.sample import Sample, Status
 from colloid.data.turns import TurnRenderer
 from colloid.errors import HookError
-from colloid.rollout.client import EngineClient, RequestAborted, watch_cuts
+from colloid.rollout.client import EngineClient, RequestAborted
 from colloid.rollout.conversation import Recordings, use_recordings
 from colloid.rollout.options import SamplingOptions
+from colloid.rollout.scopes import watch_cuts
 
 GenerateFunction = Callable[..., Awaitable[Any]]
 """A: `(sample, sampling_params, evaluation=…) -> Sample or list of Samples`. B: `(samples, evaluation=…) -> list`."""

@@ -27,11 +27,12 @@ from colloid.data.groups import (
 )
 from colloid.data.sample import Sample, Status
 from colloid.errors import DeadlineExceeded, EngineError, HookError
-from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused, RequestScope, watch_cuts
+from colloid.rollout.client import EngineClient, RequestAborted, RequestRefused
 from colloid.rollout.custom_generate import CustomGenerate, GenerateFunction, is_forked, share_rewards
 from colloid.rollout.generate_sample import ensure_prompt_tokens, generate_sample
 from colloid.rollout.grading import Grader
 from colloid.rollout.options import PartialOptions, SamplingOptions
+from colloid.rollout.scopes import RequestScope, watch_cuts
 from colloid.rollout.staleness import NUM_PROMPT_MESSAGES
 
 logger = logging.getLogger(__name__)

@@ -98,7 +98,7 @@ def staleness_metrics(batch: RolloutBatch, trained: int | None) -> dict[str, flo
     sample = np.repeat(np.arange(batch.num_samples), batch.response_lengths)[known]
     new = np.diff(versions) != 0
     spans = len(np.unique(sample)) + int((new & (np.diff(sample) == 0)).sum())
-    age = trained - versions
+    age = np.maximum(trained - versions, 0)  # engines that were all replaced may have had newer weights
     return {
         "staleness/mean": float(age.mean()),
         "staleness/max": float(age.max()),

@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-import torch
-
 MOST_EVENTS = 1_000_000
 """Allocations that torch keeps; older ones are forgotten."""
 
@@ -42,13 +40,15 @@ class CudaHistory:
     """Not run yet."""
 
     def __init__(self, path: Path):
-        self._path = path
-        torch.cuda.memory._record_memory_history(max_entries=MOST_EVENTS)
+        from torch.cuda import memory
+
+        self._path, self._torch = path, memory
+        memory._record_memory_history(max_entries=MOST_EVENTS)
 
     def finish(self) -> Path:
         """See `MemoryHistory`."""
-        torch.cuda.memory._dump_snapshot(str(self._path))
-        torch.cuda.memory._record_memory_history(enabled=None)
+        self._torch._dump_snapshot(str(self._path))
+        self._torch._record_memory_history(enabled=None)
         return self._path
 
 

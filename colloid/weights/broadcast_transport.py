@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 LEAST_POLL_SECONDS, MOST_POLL_SECONDS = 2e-5, 2e-3
 """Between looks at a broadcast: models have many small tensors, and large ones."""
+MOST_JOIN_SECONDS = 120.0
+"""For all ranks to make a group: whoever waits for an engine that hangs generates nothing."""
+LEAVE_SECONDS = 10.0
+"""After which an engine that does not answer is left in its group."""
 
 
 class BroadcastSender:
@@ -68,8 +72,9 @@ class BroadcastSender:
         """Leaves the group, and has the engines leave it."""
         if self._group is None:
             return
-        for engine in self._engines:
-            _leave(engine, self._name)
+        threads = ThreadPoolExecutor(len(self._engines) or 1, thread_name_prefix="leave")
+        wait([threads.submit(_leave, engine, self._name) for engine in self._engines], LEAVE_SECONDS)
+        threads.shutdown(wait=False)
         self._engines = []
         self._abandon()
 
@@ -115,9 +120,10 @@ class BroadcastSender:
         """Makes the group; every engine has as many ranks in it as it has tensor-parallel ones."""
         infos = [server_facts(engine) for engine in engines]
         sizes = [int(info.get("tp_size") or 1) for info in infos]
+        embedded = [info.get("engine") == "embedded" for info in infos]
         offsets = [1 + sum(sizes[:row]) for row in range(len(sizes))]
         host, size = address_for(engine.url for engine in engines), 1 + sum(sizes)
-        timeout = engines[0].timeout if engines else 60.0
+        timeout = min([MOST_JOIN_SECONDS, *(engine.timeout for engine in engines)])
         name = f"colloid-weights-{secrets.token_hex(4)}"
         store, port = serve_store(host, size, timeout)
         common = {
@@ -127,11 +133,12 @@ class BroadcastSender:
             "group_name": name,
             "backend": self._backend,
         }
+        own_fields_of = [{"timeout": timeout} if is_embedded else {} for is_embedded in embedded]
         threads = ThreadPoolExecutor(len(engines) + 1, thread_name_prefix="join")
         own = threads.submit(UpdateGroup, self._backend, store, 0, size, name, host, timeout)
         calls = [
-            threads.submit(engine.post, "/init_weights_update_group", common | {"rank_offset": offset})
-            for engine, offset in zip(engines, offsets, strict=True)
+            threads.submit(engine.post, "/init_weights_update_group", common | own_fields | {"rank_offset": offset})
+            for engine, offset, own_fields in zip(engines, offsets, own_fields_of, strict=True)
         ]
         done, _ = wait([own, *calls], None, FIRST_EXCEPTION)
         threads.shutdown(wait=False)
@@ -141,7 +148,7 @@ class BroadcastSender:
                 f"the engines and the trainer could not form a {self._backend} group for weights: {'; '.join(problems)}"
             )
         self._group, self._name, self._engines = own.result(), name, engines
-        self._embedded = [info.get("engine") == "embedded" for info in infos]
+        self._embedded = embedded
 
     def _abandon(self) -> None:
         """Ends this side's connections, which the other ranks notice; has engines that don't wait for a tensor end

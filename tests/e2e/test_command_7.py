@@ -88,4 +88,5 @@ def test_all_together_run(entry, tmp_path, tiny_model_dir):
     assert [line["step"] for line in lines] == list(range(6))
     for line in lines:
         assert line["train/grad_norm"] > 0 and line["engine/alive"] == 1 and line["engine/replaced"] == 0
-    assert [line["step"] for line in lines if "perf/update_weights_bytes" in line] == [4]
+    updates = [line["step"] for line in lines if "perf/update_weights_bytes" in line]
+    assert updates == [4, 5], "after five rollouts, and after the last"

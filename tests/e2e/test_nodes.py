@@ -7,6 +7,7 @@ pytest -m slow tests/e2e/test_nodes.py       and nodes that go while a run goes 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def server(tmp_path) -> str:
 
 
 def _options(tmp_path: Path, **more) -> Namespace:
-    unset = ("save", "save_debug_rollout_data", "hf_checkpoint", "load", "ref_load", "init_checkpoint")
+    unset = ("save", "hf_checkpoint", "load", "ref_load", "init_checkpoint")
     values = dict.fromkeys((*unset, "opd_teacher_load", "num_gpus_per_node"))
     return Namespace(**values | {"run_dir": str(tmp_path), "update_weight_transport": "gloo", "device": "cpu"} | more)
 
@@ -259,7 +260,8 @@ class _Training:
             self._process.wait(30)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_over_two_nodes_trains_and_its_engines_get_the_weights(tmp_path, tiny_model_dir):
     data = write_sums(tmp_path / "data.jsonl", 16)
     arguments = [*tiny_arguments(tiny_model_dir("qwen3"), data), "--num-rollout", 2, "--check-weight-update-equal"]
@@ -268,10 +270,11 @@ def test_a_run_over_two_nodes_trains_and_its_engines_get_the_weights(tmp_path, t
         ray_cluster({"127.0.0.2": 2, "127.0.0.3": 2}) as (address, _),
         _Training(tmp_path, address, *arguments, "--train-env-vars", '{"COLLOID_TEST": "1"}') as training,
     ):
-        assert training.wait() == 0, training.output[-5000:]
+        assert training.wait(600) == 0, training.output[-5000:]
     assert len(metrics_of(training.run_dir)) == 2
     placed = "127.0.0.2 … 127.0.0.3 (2 nodes): trainer ranks 0-1 on slot 0; engines 0-1 on slot 1"
-    assert placed in training.output and "weight version 3: 24 tensors equal on all engines" in training.output
+    assert placed in training.output
+    assert re.search(r"weight version 3: \d+ tensors equal on all 2 engines", training.output)
     assert all(f"engine http://127.0.0.{host}:" in training.output for host in (2, 3))
     assert not [path.name for path in training.run_dir.iterdir() if path.name.startswith(".node-check")]
 

@@ -1,8 +1,16 @@
 """Options of nodes, of the ranks' environment, and of how an engine divides its GPUs."""
 
+import subprocess
+import sys
+
 import pytest
 
+from colloid.cluster.placement import shared_directories
 from colloid.config.cluster import train_environment
+from colloid.config.placement import Node, demand_of
+from colloid.config.planner import place
+from colloid.config.weight_transport import settle_transport
+from colloid.engines.addresses import lasting_port
 from colloid.errors import ConfigError
 from tests.unit.test_config_resolve import plan
 
@@ -60,3 +68,56 @@ def test_tensor_groups_across_nodes_are_warned_of():
         return any("lie across nodes" in text for text in plan(*given).warnings)
 
     assert warned("6", "4") and not warned("8", "4") and not warned("8", "16")
+
+
+def test_weights_go_by_broadcast_where_an_engine_is_on_another_host_than_the_sender():
+    nodes = [Node("10.0.0.1", (0, 1)), Node("10.0.0.2", (0, 1))]
+    for count, transport in (("2", "gloo"), ("1", "tensor")):
+        args = plan("--rollout-num-gpus", count)
+        settle_transport(args, place(nodes, demand_of(args)))
+        assert args.update_weight_transport == transport
+    asked = plan("--rollout-num-gpus", "2", "--update-weight-transport", "tensor")
+    with pytest.raises(
+        ConfigError, match="rank 0, which sends the weights, is on 10.0.0.1, and engines are on 10.0.0.2"
+    ):
+        settle_transport(asked, place(nodes, demand_of(asked)))
+
+
+def test_what_all_nodes_must_see_is_the_run_directory_and_what_lies_elsewhere(tmp_path):
+    run = ("--outputs-dir", str(tmp_path / "outputs"), "--run-name", "run")
+    run_dir = str(tmp_path / "outputs/run")
+    assert shared_directories(plan(*run, "--save-interval", "1")) == [run_dir]
+    elsewhere = plan(*run, "--save", str(tmp_path / "saved"), "--update-weight-transport", "disk")
+    assert shared_directories(elsewhere) == [run_dir, str(tmp_path / "saved")]
+
+
+RANK = """
+import sys, datetime, psutil, torch, torch.distributed as dist
+from colloid.training import rendezvous
+rank, method = int(sys.argv[1]), sys.argv[2]
+rendezvous.join(method, rank, 2, "gloo", datetime.timedelta(seconds=60))
+total = torch.tensor(rank + 1)
+dist.all_reduce(total)
+port = int(method.rsplit(":", 1)[1])
+listening = [one.laddr for one in psutil.Process().net_connections("tcp") if one.status == "LISTEN"]
+print(int(total), {address.ip for address in listening if address.port == port})
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ranks_of_several_hosts_meet_at_a_store_that_listens_on_rank_0s_address_alone():
+    method = f"tcp://127.0.0.1:{lasting_port('127.0.0.1')}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RANK, str(rank), method], stdout=subprocess.PIPE, text=True
+        )
+        for rank in (1, 0)
+    ]
+    try:
+        said = [rank.communicate(timeout=100)[0].strip() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert said == ["3 set()", "3 {'127.0.0.1'}"]

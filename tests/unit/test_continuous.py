@@ -30,9 +30,9 @@ class ScopedClient(FakeClient):
 
     @property
     def current(self):
-        from colloid.rollout.client import _SCOPE
+        from colloid.rollout.scopes import SCOPE
 
-        return _SCOPE.get()
+        return SCOPE.get()
 
     @current.setter
     def current(self, scope):

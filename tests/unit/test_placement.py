@@ -161,7 +161,7 @@ def test_the_numbers_of_the_granted_gpus_take_the_place_of_the_planned_ones():
     [
         (
             Demand(2, 8, (8,)),
-            "2 × 8 = 16 slots of trainer ranks and 1 engines × 8 = 8 slots: at least 24; there are 2 nodes × 8 = 16",
+            "2 × 8 = 16 slots of trainer ranks and 1 engine × 8 = 8 slots: at least 24; there are 2 nodes × 8 = 16",
         ),
         (Demand(1, 16), "--actor-num-gpus-per-node 16 is more than any node has, 8"),
         (Demand(2, 6, (4,) * 3, colocate=True), "Only 2 of 3 engines fit: an engine of 4 slots lies within one"),

@@ -8,10 +8,12 @@ import pytest
 
 from colloid.config import parse, sglang_installed
 from colloid.config.plan import describe_plan
-from colloid.config.served_models import policy_model
+from colloid.config.served_models import policy_model, served_models
 from colloid.config.sglang import EngineKind, engine_options, sglang_options
 from colloid.data.opening import context_length
 from colloid.errors import ConfigError, HookError
+from colloid.rewards.worker import SHARED
+from colloid.rollout.context import get_model_url
 from colloid.rollout.model_urls import model_url, router_urls, set_model_urls
 from colloid.rollout.servers import fleet_config
 
@@ -275,3 +277,34 @@ def test_a_hook_asks_for_a_model_by_its_name_and_an_unknown_one_is_an_error_that
     with pytest.raises(HookError, match="no model 'ref'; there is 'actor' \\(the policy\\), 'judge'"):
         model_url(urls, "ref", "/generate")
     assert "key" not in str(args.as_dict()["rollout_api_key"])
+
+
+def test_in_a_rewards_worker_process_a_hook_need_not_hand_in_args(plan, monkeypatch):
+    """Functions of prompts and responses have none."""
+    args = plan(TWO)
+    set_model_urls(args, "actor", {"actor": "http://127.0.0.1:4", "judge": "http://127.0.0.1:5"}, "key")
+    monkeypatch.setitem(SHARED, "args", args)
+    assert get_model_url(None, "judge") == "http://127.0.0.1:5/generate"
+    assert get_model_url() == get_model_url(args) == "http://127.0.0.1:4/generate"
+
+
+TEACHER = f"""
+sglang:
+  - {{name: actor, {GROUP}}}
+  - {{name: teacher, model_path: JUDGE, update_weights: false, server_groups: [{{worker_type: regular, num_gpus: 2}}]}}
+"""
+
+
+def test_a_frozen_model_of_that_name_is_the_teacher(plan, tiny_model_dir):
+    behind_engine = ("--use-opd", "--opd-type", "sglang")
+    args = plan(TEACHER, *behind_engine)
+    assert [model.name for model in served_models(args)] == ["actor", "teacher"]
+    assert "teacher          the model 'teacher'" in describe_plan(args)
+    added = plan(one(GROUP), *behind_engine, "--opd-teacher-load", str(tiny_model_dir("llama")))
+    teacher = served_models(added)[1]
+    assert (teacher.name, teacher.num_engines, teacher.update_weights) == ("teacher", 1, False)
+    assert fleet_config(added, "key", teacher).engines[0].model_path == str(tiny_model_dir("llama"))
+    for other in ("--rm-url", "--opd-teacher-load"):
+        value = "http://a:1" if other == "--rm-url" else str(tiny_model_dir("llama"))
+        assert "two teachers" in error_of(plan, TEACHER, *behind_engine, other, value)
+    assert "needs a teacher" in error_of(plan, one(GROUP), *behind_engine)

@@ -105,6 +105,7 @@ class ControlRoutes:
                 "max_total_num_tokens": info.max_total_num_tokens,
                 "max_running_requests": info.max_running_requests,
                 "enable_deterministic_inference": info.deterministic,
+                "weights_dirs": [str(place) for place in info.weights_dirs],
                 "tp_size": 1,
                 "dp_size": 1,
                 "weight_version": self.engine.weight_version,

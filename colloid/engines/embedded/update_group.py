@@ -16,9 +16,6 @@ from colloid.engines.contract_weights import BroadcastBucket, GroupStart
 from colloid.engines.embedded.shared_memory import DTYPES
 from colloid.engines.process_group import UpdateGroup, connect_store
 
-TIMEOUT = 300.0
-"""Seconds for all ranks to join, and for one tensor to come."""
-
 
 class UpdateGroups:
     """Its methods run in the compute thread. Raises BadRequest."""
@@ -33,9 +30,9 @@ class UpdateGroups:
         if start.name in self._groups:
             raise BadRequest(f"the engine is in a group {start.name!r} already: destroy it first")
         try:
-            store = connect_store(start.host, start.port, TIMEOUT)
+            store = connect_store(start.host, start.port, start.timeout)
             own = address_towards(start.host)
-            group = UpdateGroup(start.backend, store, start.rank, start.size, start.name, own, TIMEOUT)
+            group = UpdateGroup(start.backend, store, start.rank, start.size, start.name, own, start.timeout)
         except (RuntimeError, OSError) as error:
             raise BadRequest(f"cannot join the group {start.name!r} at {start.host}:{start.port}: {error}") from error
         self._groups[start.name] = group
