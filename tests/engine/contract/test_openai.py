@@ -62,9 +62,11 @@ def test_the_openai_client_streams_a_chat_with_its_usage(engine, client):
     assert deltas[0].delta.role == "assistant"
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
     streamed = [entry for delta in deltas if delta.logprobs for entry in delta.logprobs.content]
-    for entry, expected in zip(streamed, whole.choices[0].logprobs.content, strict=True):
-        assert entry.logprob == pytest.approx(expected.logprob, abs=1e-4)
+    for entry in streamed:
         assert len(entry.top_logprobs) == 2 and entry.top_logprobs[0].logprob == pytest.approx(entry.logprob, abs=1e-4)
+    if engine.kind == "embedded":  # SGLang leaves out those of tokens that complete no character
+        expected = [entry.logprob for entry in whole.choices[0].logprobs.content]
+        assert [entry.logprob for entry in streamed] == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_openai_client_gets_several_choices_and_stops(engine, client):
