@@ -21,16 +21,16 @@ RUNS: dict[str, tuple] = {
     "gloo": ("--update-weight-transport", "gloo", "--check-weight-update-equal"),
     "delta": ("--update-weight-mode", "delta", "--check-weight-update-equal"),
     "interval": ("--update-weights-interval", 2),
-    "critic": ("--advantage-estimator", "ppo", "--num-steps-per-rollout", 2),
+    "critic": ("--num-steps-per-rollout", 2, "--value-clip", 0.1),
     "two ranks": (*TWO_RANKS, "--use-distributed-optimizer", "--bf16", "--sglang-dtype", "float32"),
 }
 
 
-def train(directory: Path, model: Path, name: str, *options: object) -> Path:
+def train(directory: Path, model: Path, name: str, *options: object, estimator: str = "grpo") -> Path:
     data = write_sums(directory / "train.jsonl", 24)
     ended = run_training(
         directory,
-        *tiny_arguments(model, data),
+        *tiny_arguments(model, data, estimator=estimator),
         *("--colocate", "--num-rollout", 3, "--deterministic", "--run-name", name, *options),
     )
     assert ended.code == 0, ended.output[-5000:]
@@ -39,9 +39,10 @@ def train(directory: Path, model: Path, name: str, *options: object) -> Path:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_with_memory_in_turns_is_the_run_without(name, tmp_path, tiny_model_dir):
-    model = tiny_model_dir("qwen3")
-    turns = train(tmp_path, model, "turns", *RUNS[name])
-    assert metrics_of(turns) == metrics_of(train(tmp_path, model, "without", *RUNS[name], *WITHOUT))
+    model, estimator = tiny_model_dir("qwen3"), "ppo" if name == "critic" else "grpo"
+    turns = train(tmp_path, model, "turns", *RUNS[name], estimator=estimator)
+    without = train(tmp_path, model, "without", *RUNS[name], *WITHOUT, estimator=estimator)
+    assert metrics_of(turns) == metrics_of(without) and len(metrics_of(turns)) == 3
 
 
 def test_a_run_that_is_resumed_goes_on_as_the_straight_one_with_evaluation_and_exports(tmp_path, tiny_model_dir):
@@ -76,7 +77,8 @@ def test_fine_tuning_with_evaluation_leaves_the_memory_to_the_trainer_between_up
             tmp_path,
             *("--colocate", "--hf-checkpoint", model, "--loss-type", "sft_loss", "--num-rollout", 4),
             *("--prompt-data", tmp_path / "sft.jsonl", "--input-key", "messages", "--rollout-batch-size", 4),
-            *("--eval-interval", 2, "--eval-prompt-data", "sums", data, "--rm-type", "math", "--lr", 1e-3),
+            *("--eval-interval", 2, "--eval-prompt-data", "sums", data, "--eval-input-key", "prompt"),
+            *("--rm-type", "math", "--lr", 1e-3, "--rollout-max-response-len", 16),
             *("--eval-max-response-len", 6, "--deterministic", "--run-name", name, *options),
         )
         assert ended.code == 0, ended.output[-5000:]

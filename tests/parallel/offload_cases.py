@@ -46,7 +46,9 @@ def resident(rank: int, world_size: int, init_method: str, model: Path) -> dict[
     return sizes
 
 
-def _both(ranks: Ranks, model: Path, place: Path, options: dict[str, Any], critic: bool = False) -> dict[str, Any]:
+def _both(
+    ranks: Ranks, model: Path, place: Path, options: dict[str, Any], *, critic: bool, resumes: bool
+) -> dict[str, Any]:
     options = {"num_steps_per_rollout": 2, "lr_decay_style": "cosine", "lr_warmup_iters": 3} | options
     kind = None
     if critic:
@@ -54,7 +56,8 @@ def _both(ranks: Ranks, model: Path, place: Path, options: dict[str, Any], criti
 
         options["advantage_estimator"] = "ppo"
     results = {}
-    for name, offloads, first in (("straight", False, 0), ("offloaded", True, 0), ("resumed", True, 1)):
+    ways = [("straight", False, 0), ("offloaded", True, 0), *([("resumed", True, 1)] if resumes else [])]
+    for name, offloads, first in ways:
         resume = {"resume_from": str(place)} if first else {}
         actor = ranks.actor(model, kind=kind, **options, **resume)
         if critic and not first:
@@ -69,7 +72,7 @@ def _both(ranks: Ranks, model: Path, place: Path, options: dict[str, Any], criti
                 weights.append(actor.weight_checksums())
                 actor.update_weights([], None)
             metrics.append(_train(actor, rollout, critic))
-            if offloads and (rollout, first) == (0, 0):
+            if resumes and offloads and (rollout, first) == (0, 0):
                 actor.offload()  # what saves takes it back itself
                 directory = place / ("critic" if critic else "trainer")
                 directory.mkdir(parents=True, exist_ok=True)
