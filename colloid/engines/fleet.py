@@ -207,6 +207,15 @@ class Fleet:
     def resume_checks(self) -> None:
         self._own(lambda: self._pool.resume())
 
+    def hold_starts(self, holds: bool) -> None:
+        """Whether replacements wait to be started: someone else has the memory that they would need."""
+        self._own(lambda: self._pool.hold_starts(holds))
+
+    @property
+    def num_starting(self) -> int:
+        """Engines whose processes load their model."""
+        return self._own(lambda: len([m for m in self._pool.of(State.STARTING) if m.config is not None]))
+
     def examine(self) -> None:
         """Requests fail: returns once all processes, and with a tolerance all serving engines, have been looked at."""
         done = threading.Event()

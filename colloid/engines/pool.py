@@ -57,6 +57,8 @@ class Pool:
         self._router_up, self._losses, self._cuts = True, 0, 0
         self._expelled: set[str] = set()
         self._pauses, self._epoch = 0, 0
+        self._holds_starts = False
+        self._waiting: list[tuple[int, EngineConfig]] = []
         self._generation: dict[int | str, int] = {}
         self._start_failures: dict[int | str, int] = {}
 
@@ -149,14 +151,16 @@ class Pool:
             return
         logger.error("%s is taken out: it %s", member, reason)
         if was in (State.SERVING, State.LEAVING):
-            self._deregister(member)
+            if was is State.SERVING:
+                self._deregister(member)
             self._losses += 1
             self._cuts += member.handle is None  # a process here is killed, which ends its connections
             self._expelled.discard(member.url)
             self._changed()
         elif was is State.JOINING and isinstance(member.place, int) and self._failed_to_start(member, reason):
             return
-        self._replace(member)
+        if was is not State.LEAVING:
+            self._replace(member)
 
     def leave(self, member: Member) -> None:
         """A member is to go: its requests finish first, see `DRAIN_SECONDS`."""
@@ -182,9 +186,14 @@ class Pool:
 
     def resume(self) -> None:
         self._pauses, self._epoch = self._pauses - 1, self._epoch + 1
-        now = self._services.clock()
         for member in self.members:
-            member.last_token = now
+            member.last_token = self._services.clock()
+
+    def hold_starts(self, holds: bool) -> None:
+        """Whether engines that are to be started wait: someone else has the memory that they would need."""
+        self._holds_starts = holds
+        while self._waiting and not (holds or self.closed):
+            self._start(*self._waiting.pop(0))
 
     def step(self) -> None:
         """Looks at everything once; to be called a few times a second."""
@@ -212,13 +221,13 @@ class Pool:
             return
         left = {member.name for member in waiting}
 
-        def one_done(member: Member) -> None:
+        def looked_at(member: Member) -> None:
             left.discard(member.name)
             if not left:
                 done()
 
         for member in waiting:
-            self._check(member, generates=True, then=one_done)
+            self._check(member, generates=True, then=looked_at)
 
     def router_lost(self, reason: str) -> None:
         """The router is down: nothing is sent until `router_back`."""
@@ -237,7 +246,7 @@ class Pool:
                 self._services.router.register(member.url, member.role)
             except EngineError as error:
                 self.lose(member, str(error))
-        logger.info("the router %s is back, with %d engines", self._services.router.url, len(self.of(State.SERVING)))
+        logger.info("the router %s is back", self._services.router.url)
         self._changed()
 
     # ---- inside
@@ -286,10 +295,10 @@ class Pool:
             return
 
         def ended(_result: Any) -> None:
-            if not self.closed:
-                self._start(place, member.config)
+            self._waiting.append((place, member.config))
+            self.hold_starts(self._holds_starts)
 
-        self._services.background(lambda: handle.stop(0.0), ended)
+        self._services.background(lambda: handle and handle.stop(0.0), ended)
 
     def _start(self, place: int, config: EngineConfig) -> None:
         member = Member(place, self._next_name(place), config, kind=config.kind, replaces=True)
@@ -312,20 +321,17 @@ class Pool:
             if not isinstance(result, ColloidError):
                 self.ready(member, result)
                 return
-            if self._failed_to_start(member, str(result)):
-                return
-            member.state = State.GONE
-            self.members.remove(member)
-            if member.handle is None:
-                self._start(place, config)
-            else:
+            if not self._failed_to_start(member, str(result)):
+                member.state = State.GONE
+                self.members.remove(member)
                 self._replace(member)
 
         self._services.background(lambda: self._services.launch(config, member.name, place), launched)
 
     def _failed_to_start(self, member: Member, reason: str) -> bool:
         """Whether that was once too often, and the run cannot go on."""
-        failures = self._start_failures[member.place] = self._start_failures.get(member.place, 0) + 1
+        failures = self._start_failures.get(member.place, 0) + 1
+        self._start_failures[member.place] = failures
         if failures >= MAX_START_FAILURES:
             self.fail(EngineError(f"{member.name} could not be started {failures} times in a row: {reason}"))
             return True
@@ -340,12 +346,11 @@ class Pool:
             member.next_look = self._services.clock() + RETRY_SECONDS
             if member.state is not State.STARTING:
                 return
-            if isinstance(result, ColloidError):
-                level = logging.DEBUG if member.strikes else logging.WARNING  # said once
-                logger.log(level, "engine %s cannot join: %s", member.place, result)
-                member.strikes += 1
+            if not isinstance(result, ColloidError):
+                self.ready(member, result.url, result.kind)
                 return
-            self.ready(member, result.url, result.kind)
+            logger.log(logging.DEBUG if member.strikes else logging.WARNING, "%s cannot join: %s", member, result)
+            member.strikes += 1  # said once
 
         self._services.background(lambda: self._services.find(str(member.place)), found)
 
@@ -377,12 +382,11 @@ class Pool:
         self._changed()
 
     def _deregister(self, member: Member) -> None:
-        if not self._router_up:
-            return
-        try:
-            self._services.router.deregister(member.url)
-        except EngineError as error:
-            logger.warning("%s", error)
+        if self._router_up:
+            try:
+                self._services.router.deregister(member.url)
+            except EngineError as error:
+                logger.warning("%s", error)
 
     def _next_name(self, place: int | str) -> str:
         before = self._generation[place] = self._generation.get(place, -1) + 1

@@ -160,11 +160,14 @@ class RolloutActor:
 
     async def release_memory(self, tags: list[str]) -> None:
         """Has the engines that are given the trainer's weights release memory; no request may be under way."""
-        await self._pool.change_memory(lambda urls: self._memory.release(urls, tags), lambda: self._memory.is_released)
+        await self._pool.change_memory(lambda urls: self._memory.release(urls, tags), self._is_released, releases=True)
 
     async def resume_memory(self, tags: list[str]) -> None:
         """The inverse; weights are not there by it."""
-        await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), lambda: self._memory.is_released)
+        await self._pool.change_memory(lambda urls: self._memory.resume(urls, tags), self._is_released, releases=False)
+
+    def _is_released(self) -> bool:
+        return self._memory.is_released
 
     def engines_resident(self) -> Resident:
         """What the engines on this host hold, which this process has started; see `TrainWorker.resident`."""

@@ -138,15 +138,22 @@ class EnginePool:
                 blamed = named
         return [] if not blamed and attempt > 1 else await self.targets()
 
-    async def change_memory(self, change: Callable[[list[str]], None], is_released: Callable[[], bool]) -> None:
+    async def change_memory(
+        self, change: Callable[[list[str]], None], is_released: Callable[[], bool], *, releases: bool
+    ) -> None:
         """Has all engines release or resume memory; those that fail are taken out, where failures are survived. While
-        any lack a part of theirs, their health is not checked.
+        any lack a part of theirs, their health is not checked, and no engine is started: the trainer has the memory.
 
         Args:
             change: takes the engines' addresses; raises EngineError.
             is_released: whether any lacks a part now.
+            releases: else resumes.
         """
         before = is_released()
+        if releases:
+            await self._until_none_starts()
+        else:
+            await asyncio.to_thread(self.fleet.hold_starts, False)
         while True:
             engines = await self.targets()
             try:
@@ -160,11 +167,22 @@ class EnginePool:
                 if after != before:
                     await asyncio.to_thread(self.fleet.pause_checks if after else self.fleet.resume_checks)
                 before = after
+        if before:
+            await asyncio.to_thread(self.fleet.hold_starts, True)
 
     async def metrics(self) -> dict[str, float]:
         """Of the run so far; empty where engines neither are replaced nor come and go."""
         found = await asyncio.to_thread(self.fleet.metrics)
         return found | {"engine/failed_requests": float(self._client.failed_requests)} if found else {}
+
+    async def _until_none_starts(self) -> None:
+        """An engine that is being started has the memory that is to be released."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + NO_ENGINE_DEADLINE
+        while self.fleet.failure is None and await asyncio.to_thread(lambda: self.fleet.num_starting):
+            if clock() > deadline:
+                raise DeadlineExceeded(f"an engine is still being started after {NO_ENGINE_DEADLINE:.0f} s")
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _examine_after(self, running: asyncio.Task) -> None:
         await asyncio.wait({running})

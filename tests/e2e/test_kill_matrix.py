@@ -233,8 +233,8 @@ def test_an_asynchronous_run_goes_on_too(started, tmp_path_factory, arguments):
     undisturbed = FaultyRun(tmp_path_factory.mktemp("asynchronous"), [*arguments(), *ahead], entry)
     assert undisturbed.end() == 0, undisturbed.output
     run = started(*ahead, "--max-restarts", 2, entry=entry)
-    for moment, who in (("training", "trainer"), ("rollout", "manager")):
-        with run.held(moment, 2):
+    for moment, rollout, who in (("training", 2, "trainer"), ("rollout", 3, "manager")):
+        with run.held(moment, rollout):
             kill(run.pids(who))
     assert run.end() == 0, run.output
     assert len(restarts_of(run.run_dir)) == 2

@@ -317,6 +317,17 @@ def test_a_router_that_hangs_is_started_again_and_one_that_never_comes_ends_the_
     assert "the router could not be started 3 times in a row" in str(world.pool.failure)
 
 
+def test_a_replacement_waits_while_the_trainer_has_the_memory():
+    world = World()
+    world.pool.hold_starts(True)
+    world.handles[0].exit_code = 1
+    world.pass_time()
+    assert world.serving == [world.handles[1].url] and len(world.handles) == 2
+    world.pool.hold_starts(False)
+    world.run()
+    assert world.urls(State.JOINING) == [world.handles[2].url]
+
+
 ONE, TWO, THREE = (f"http://host:{port}" for port in (1, 2, 3))
 
 
@@ -334,6 +345,15 @@ def test_engines_join_a_list_and_leave_it_once_their_requests_have_ended():
     world.pass_time(1.0)
     assert world.urls(State.LEAVING) == [] and not world.views[-1].leaving
     assert world.views[-1].losses == 0, "none of its requests failed"
+
+
+def test_a_leaving_engine_that_is_lost_does_not_come_back():
+    world = World(engines=0, external=(ONE, TWO))
+    world.running[ONE] = 1
+    world.pool.follow([TWO])
+    world.pool.lose(world.pool.of(State.LEAVING)[0], "is gone")
+    world.pass_time(RETRY_SECONDS)
+    assert [member.place for member in world.pool.members] == [TWO]
 
 
 def test_requests_that_hold_a_leaving_engine_are_done_elsewhere():
