@@ -186,9 +186,8 @@ class Pool:
 
     def resume(self) -> None:
         self._pauses, self._epoch = self._pauses - 1, self._epoch + 1
-        now = self._services.clock()
         for member in self.members:
-            member.last_token = now
+            member.last_token = self._services.clock()
 
     def hold_starts(self, holds: bool) -> None:
         """Whether engines that are to be started wait: someone else has the memory that they would need."""
@@ -247,7 +246,7 @@ class Pool:
                 self._services.router.register(member.url, member.role)
             except EngineError as error:
                 self.lose(member, str(error))
-        logger.info("the router %s is back, with %d engines", self._services.router.url, len(self.of(State.SERVING)))
+        logger.info("the router %s is back", self._services.router.url)
         self._changed()
 
     # ---- inside
@@ -299,7 +298,7 @@ class Pool:
             self._waiting.append((place, member.config))
             self.hold_starts(self._holds_starts)
 
-        self._services.background(lambda: handle.stop(0.0), ended)
+        self._services.background(lambda: handle and handle.stop(0.0), ended)
 
     def _start(self, place: int, config: EngineConfig) -> None:
         member = Member(place, self._next_name(place), config, kind=config.kind, replaces=True)
@@ -322,20 +321,17 @@ class Pool:
             if not isinstance(result, ColloidError):
                 self.ready(member, result)
                 return
-            if self._failed_to_start(member, str(result)):
-                return
-            member.state = State.GONE
-            self.members.remove(member)
-            if member.handle is None:
-                self._start(place, config)
-            else:
+            if not self._failed_to_start(member, str(result)):
+                member.state = State.GONE
+                self.members.remove(member)
                 self._replace(member)
 
         self._services.background(lambda: self._services.launch(config, member.name, place), launched)
 
     def _failed_to_start(self, member: Member, reason: str) -> bool:
         """Whether that was once too often, and the run cannot go on."""
-        failures = self._start_failures[member.place] = self._start_failures.get(member.place, 0) + 1
+        failures = self._start_failures.get(member.place, 0) + 1
+        self._start_failures[member.place] = failures
         if failures >= MAX_START_FAILURES:
             self.fail(EngineError(f"{member.name} could not be started {failures} times in a row: {reason}"))
             return True

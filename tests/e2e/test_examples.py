@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from colloid.observe.metrics import read_metrics
 from tests.e2e.running import metrics_of, run_example
 
 pytestmark = pytest.mark.timeout(400)
@@ -137,5 +138,5 @@ def test_engines_that_run_already_join_and_leave_and_no_sample_is_lost(tmp_path)
     printed = run_quietly("external_engines", tmp_path / "outputs", *SMALL, "--rollout-max-response-len", 16)
     assert "192 samples: 0 lost, 0 doubled, 0 without a response" in printed
     assert "joined 1, left 1, failed samples 0" in printed
-    alive = [line["engine/alive"] for line in metrics_of(tmp_path / "outputs/external-engines")]
+    alive = [line["engine/alive"] for line in read_metrics(tmp_path / "outputs/external-engines")]
     assert alive[0] == 2 and 3 in alive and alive[-1] == 2
