@@ -76,7 +76,7 @@ class WeightSync:
     def check(self, engines: Sequence[EngineAddress]) -> None:
         """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
         count, engines = self._send("check_weights", engines, "the engines' weights to be compared")
-        logger.info("weight version %d: %d tensors equal on all %d engines", self.version, count, len(engines))
+        logger.info("weight version %d: %d tensors equal on all engines (%d)", self.version, count, len(engines))
 
     def serve_joining(self) -> None:
         """Engines that lack nothing but the current weights get them, where the trainer has these and is idle."""

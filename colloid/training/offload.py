@@ -84,9 +84,9 @@ class Offload:
         for place in places.values():
             if place.offset is not None:
                 self._store.write(_bytes_of(place.storage), place.offset)
+        self._places, self.released = places, True  # before: were one not to be given back, all can be resumed
         for place in places.values():
             self._vacate(place)
-        self._places, self.released = places, True
         give_back(self._device)
         return sum(place.size for place in places.values())
 

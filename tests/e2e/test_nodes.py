@@ -22,11 +22,13 @@ from colloid.cluster import placement as cluster_placement
 from colloid.cluster.engine_hosts import NODE_GONE, EngineHosts, launch_on
 from colloid.config.placement import Demand
 from colloid.config.planner import place
+from colloid.config.sglang_installed import find_python
 from colloid.engines.control import EngineControl
 from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.errors import ConfigError, EngineError
 from tests.e2e.running import ROOT, metrics_of, tiny_arguments, write_sums
 
+SGLANG = find_python(Namespace(rollout_engine_python=None))
 NODES = {"127.0.0.9": 2, "127.0.0.10": 2, "127.0.0.12": 2}
 SLOTS = sum(NODES.values())
 FAKE_SERVER = """
@@ -274,9 +276,28 @@ def test_a_run_over_two_nodes_trains_and_its_engines_get_the_weights(tmp_path, t
     assert len(metrics_of(training.run_dir)) == 2
     placed = "127.0.0.2 … 127.0.0.3 (2 nodes): trainer ranks 0-1 on slot 0; engines 0-1 on slot 1"
     assert placed in training.output
-    assert re.search(r"weight version 3: \d+ tensors equal on all 2 engines", training.output)
+    assert re.search(r"weight version 3: \d+ tensors equal on all engines \(2\)", training.output)
     assert all(f"engine http://127.0.0.{host}:" in training.output for host in (2, 3))
     assert not [path.name for path in training.run_dir.iterdir() if path.name.startswith(".node-check")]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(SGLANG is None, reason="needs SGLang: bash scripts/install_sglang_cpu.sh")
+def test_the_real_sglang_over_two_nodes_is_one_engine(tmp_path, tiny_model_dir):
+    data = write_sums(tmp_path / "data.jsonl", 16)
+    arguments = [*tiny_arguments(tiny_model_dir("qwen3"), data), "--num-rollout", 2, "--check-weight-update-equal"]
+    arguments += ["--rollout-num-gpus", 2, "--rollout-num-gpus-per-engine", 2, "--rollout-engine", "sglang"]
+    arguments += ["--rollout-engine-python", SGLANG, "--sglang-max-total-tokens", 2048]
+    arguments += ["--sglang-mem-fraction-static", 0.1]
+    with (
+        ray_cluster({"127.0.0.2": 1, "127.0.0.3": 1, "127.0.0.4": 1}) as (address, _),
+        _Training(tmp_path, address, *arguments) as training,
+    ):
+        assert training.wait(1500) == 0, training.output[-5000:]
+    assert "(2 nodes): engine 0 on slot 0 (2 slots over 2 nodes)" in training.output
+    for step in metrics_of(training.run_dir):
+        assert step["train/train_rollout_logprob_abs_diff"] < 1e-4
 
 
 @pytest.mark.slow

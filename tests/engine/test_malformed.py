@@ -15,6 +15,7 @@ import pytest
 from safetensors.torch import load_file
 
 from colloid.engines.control import EngineControl
+from colloid.engines.router import Router, RouterConfig
 from colloid.errors import EngineError
 from colloid.weights.senders import SendOptions, make_sender
 from tests.engine.conftest import API_KEY
@@ -34,8 +35,12 @@ def resident_mib(server) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
 
 
-async def send_all(url: str, requests: list[Bad], key: str) -> list[tuple[Bad, int, bytes]]:
-    """(request, status, body) of each, over a few connections that are kept."""
+async def send_all(url: str, requests: list[Bad], key: str, *, may_close: bool = False) -> list[tuple[Bad, int, bytes]]:
+    """(request, status, body) of each, over a few connections that are kept.
+
+    Args:
+        may_close: whether a server may close a connection instead of an answer.
+    """
     timeout = aiohttp.ClientTimeout(total=SECONDS_A_REQUEST)
     waiting = list(reversed(requests))
     answers = []
@@ -44,8 +49,12 @@ async def send_all(url: str, requests: list[Bad], key: str) -> list[tuple[Bad, i
         while waiting:
             bad = waiting.pop()
             headers = {"Authorization": f"Bearer {key if bad.key is None else bad.key}"}
-            async with session.request(bad.method, url + bad.path, data=bad.body, headers=headers) as answer:
-                answers.append((bad, answer.status, await answer.read()))
+            try:
+                async with session.request(bad.method, url + bad.path, data=bad.body, headers=headers) as answer:
+                    answers.append((bad, answer.status, await answer.read()))
+            except aiohttp.ClientConnectionError:
+                if not may_close:
+                    raise
 
     connector = aiohttp.TCPConnector(limit=CONNECTIONS)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -89,6 +98,25 @@ def test_malformed_requests_are_refused_with_words_and_leave_nothing_behind(serv
     assert {400, 401, 404, 405} <= set(statuses)
     check_sound(server, expected)
     assert resident_mib(server) - before < GROWTH_MIB, "memory grew"
+
+
+def test_malformed_requests_through_the_router_harm_neither_it_nor_the_engine(server, tmp_path):
+    expected = server.post("/generate", GOOD)
+    rng = random.Random(4)
+    drawn = (draw(rng) for _ in range(400))
+    bad = [each for each in drawn if each.path in ("/generate", "/v1/chat/completions", "/v1/completions")]
+    router = Router(RouterConfig(), API_KEY, tmp_path)
+    try:
+        router.register(server.url)
+        answers = asyncio.run(send_all(router.url, bad, API_KEY, may_close=True))
+        assert len(answers) > 0.9 * len(bad)
+        for each, status, body in answers:
+            assert status == 200 or 400 <= status < 500, (each, status, body[:200])
+        again = EngineControl(router.url, API_KEY).post("/generate", GOOD)
+        assert again["output_ids"] == expected["output_ids"]
+    finally:
+        router.stop()
+    check_sound(server, expected)
 
 
 def test_giant_bodies_are_refused(server):

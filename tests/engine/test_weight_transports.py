@@ -321,3 +321,25 @@ def test_an_update_from_disk_needs_a_pause_and_a_broadcast_a_group(engines):
     start = {"master_address": "127.0.0.1", "master_port": 9, "rank_offset": 1, "world_size": 2, "backend": "nccl"}
     with pytest.raises(EngineError, match="the backend is gloo"):
         control.post("/init_weights_update_group", start)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_joins_is_sent_the_current_version_alone_and_the_next_reaches_both(engines, way):
+    with sending(engines, way) as sender:
+        first, joins = engines.controls()
+        for _ in range(2):
+            engines.change()
+            engines.sync(sender, [first])
+        sender.send([joins], engines.version, iter(engines.tensors.items()))
+        engines.check()
+        for _ in range(2):
+            engines.change()
+            sent = engines.sync(sender)
+            engines.check()
+        if "mode" in WAYS[way]:
+            assert sent.share < 0.5, "both hold what it is made against"
+        engines.change()
+        engines.sync(sender, [joins])  # and the first one has left
+        assert engines.controls()[1].get("/model_info")["weight_version"] == str(engines.version)
+        engines.sync(sender)
+        engines.check()

@@ -7,6 +7,7 @@ away takes its samples with it.
 
 import asyncio
 import hmac
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -27,6 +28,7 @@ from colloid.engines.embedded.update import WeightUpdates
 from colloid.engines.embedded.weights import WeightStore
 from colloid.engines.embedded.worker import Worker
 
+logger = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 << 20
 BODY_SECONDS = 120
 """In which a request's body has to come."""
@@ -195,6 +197,9 @@ class EngineServer:
             return await handler(request)
         except BadRequest as error:
             return error_response(400, str(error))
+        except ConnectionResetError:
+            logger.debug("the client of %s has gone", request.path)
+            return error_response(400, "the client has gone")
         except web.HTTPException as error:
             return error_response(error.status, f"{request.method} {request.path}: {error.text or error.reason}")
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from colloid.engines.contract_memory import KV_CACHE, TAGS, WEIGHTS
+from colloid.engines.memory import EngineMemory
 from colloid.weights.buckets import make_buckets
 from colloid.weights.check import check_weights
 from colloid.weights.senders import SendOptions, make_sender
-from tests.engine.contract.conftest import output_log_probs
+from tests.engine.contract.conftest import KEY, output_log_probs
 
 pytestmark = pytest.mark.timeout(900)  # of the first test, most of it for the start of SGLang
 PROMPT = [5, 17, 99, 200]
@@ -167,3 +169,18 @@ def test_a_difference_in_weights_is_found(engine):
         check_weights([engine.control], engine.kind, 30, iter(tensors[:-1]), 1 << 16)
     send(engine, 31, 1.0)
     check_weights([engine.control], engine.kind, 31, iter(tensors), 1 << 16)
+
+
+def test_memory_is_released_and_resumed_by_tag_with_an_update_between(engine):
+    ids = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)["output_ids"]
+    engine.long("nobody waits for it")
+    memory, url = EngineMemory(KEY), engine.url
+    memory.release([url], TAGS)
+    memory.release([url], TAGS)
+    memory.resume([url], [WEIGHTS])
+    send(engine, 40, 1.0)
+    memory.resume([url], [KV_CACHE])
+    memory.resume([url], TAGS)
+    assert not memory.is_released
+    again = engine.generate(PROMPT, max_new_tokens=8, temperature=0, ignore_eos=True)
+    assert again["output_ids"] == ids and again["meta_info"]["cached_tokens"] == 0

@@ -1,0 +1,149 @@
+"""Who is sent weights, and when: the driver's part, with actors that are called at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from colloid.cluster.weight_sync import MAX_ATTEMPTS, WeightSync
+from colloid.engines.control import EngineAddress
+from colloid.errors import WeightSyncError
+from colloid.rollout.engine_pool import Joining
+
+ONE, TWO, THREE = (EngineAddress(f"http://engine:{number}", name=f"engine_{number}") for number in (1, 2, 3))
+
+
+class Actor:
+    """`actor.verb.remote(…)` is a call of `verb(…)` that `wait` makes."""
+
+    def __getattr__(self, name):
+        call = getattr(type(self), f"_{name}")
+        return type("Verb", (), {"remote": lambda _verb, *arguments: lambda: call(self, *arguments)})()
+
+
+class Rank(Actor):
+    def __init__(self, log, dead):
+        self.log, self.dead = log, dead
+
+    def _update_weights(self, engines, key):
+        self._send("update", engines)
+        return {"perf/update_weights_time": 1.0}
+
+    def _send_weights(self, engines, key):
+        self._send("send", engines)
+
+    def _check_weights(self, engines, key):
+        self._send("check", engines)
+        return 24
+
+    def _send(self, what, engines):
+        self.log.append((what, [engine.name for engine in engines]))
+        if lost := self.dead & set(engines):
+            raise WeightSyncError(f"{what}: {', '.join(engine.url for engine in lost)} did not answer")
+
+
+class Rollout(Actor):
+    def __init__(self, engines):
+        self.engines, self.serving, self.log = list(engines), [], []
+        self.blames, self.keeps = True, False
+
+    def _begin_update(self, pause_mode):
+        self.log.append("begin")
+        return list(self.engines)
+
+    def _end_update(self, version, engines):
+        self.log.append(f"end {version}")
+        self.serving = [engine for engine in engines if engine in self.engines] or self.serving
+
+    def _joining(self):
+        return Joining([engine for engine in self.engines if engine not in self.serving], len(self.serving))
+
+    def _admit(self, engines):
+        self.serving += engines
+
+    def _drop(self, engines, reason):
+        self.engines = [engine for engine in self.engines if engine not in engines]
+
+    def _left_after_failed_update(self, engines, words, attempt):
+        if self.keeps:
+            return list(engines)
+        lost = [engine for engine in engines if engine.url in words] if self.blames else []
+        self._drop(lost, words)
+        return [] if not lost and attempt > 1 else list(self.engines)
+
+
+def world(*engines, tolerates=True, checks=False):
+    rollout, dead, log = Rollout(engines), set(), []
+    sync = WeightSync(
+        *(rollout, [Rank(log, dead)], lambda references, what: [reference() for reference in references]),
+        api_key="key",
+        pause_mode="retract",
+        tolerates=tolerates,
+        checks=checks,
+        version=7,
+    )
+    return sync, rollout, dead, log
+
+
+def test_a_sync_is_the_next_version_for_all_and_those_that_joined_serve():
+    sync, rollout, _, log = world(ONE, TWO, checks=True)
+    assert sync.sync() == {"perf/update_weights_time": 1.0}
+    assert (sync.version, sync.is_ahead, rollout.serving, rollout.log) == (8, False, [ONE, TWO], ["begin", "end 8"])
+    assert log == [("update", ["engine_1", "engine_2"]), ("check", ["engine_1", "engine_2"])]
+
+
+def test_an_engine_that_fails_in_it_is_left_out_and_the_others_are_sent_it_again():
+    sync, rollout, dead, log = world(ONE, TWO, THREE)
+    dead.add(TWO)
+    sync.sync()
+    assert log == [("update", ["engine_1", "engine_2", "engine_3"]), ("update", ["engine_1", "engine_3"])]
+    assert sync.version == 8 and rollout.serving == [ONE, THREE]
+
+
+def test_without_the_option_it_fails_and_so_it_does_where_no_engine_is_to_blame():
+    for tolerates, times in ((False, 1), (True, 2)):
+        sync, rollout, dead, log = world(ONE, tolerates=tolerates)
+        rollout.blames = False
+        dead.add(ONE)
+        with pytest.raises(WeightSyncError, match="http://engine:1 did not answer"):
+            sync.sync()
+        assert len(log) == times and sync.version == 7 and rollout.log == ["begin"], "its end is not waited for"
+
+
+def test_it_is_not_repeated_forever():
+    sync, rollout, dead, log = world(ONE)
+    rollout.keeps = True
+    dead.add(ONE)
+    with pytest.raises(WeightSyncError):
+        sync.sync()
+    assert len(log) == MAX_ATTEMPTS
+
+
+def test_while_the_trainer_is_idle_those_that_join_are_sent_the_version_alone():
+    sync, rollout, _, log = world(ONE)
+    sync.sync()
+    rollout.engines.append(TWO)
+    sync.serve_joining()
+    assert log[1:] == [("send", ["engine_2"])] and rollout.serving == [ONE, TWO] and sync.version == 8
+    sync.serve_joining()
+    assert len(log) == 2, "nobody is left to join"
+
+
+def test_where_the_trainer_is_ahead_they_wait_unless_nobody_serves():
+    sync, rollout, _, log = world(ONE)
+    sync.sync()
+    rollout.engines.append(TWO)
+    sync.is_ahead = True
+    sync.serve_joining()
+    assert len(log) == 1 and rollout.serving == [ONE]
+    rollout.engines, rollout.serving = [TWO], []
+    sync.serve_joining()
+    assert log[1:] == [("update", ["engine_2"])] and rollout.serving == [TWO] and sync.version == 9
+
+
+def test_one_that_does_not_take_them_is_taken_out():
+    sync, rollout, dead, _ = world(ONE)
+    sync.sync()
+    rollout.engines.append(TWO)
+    dead.add(TWO)
+    sync.serve_joining()
+    assert rollout.engines == rollout.serving == [ONE] and sync.version == 8
