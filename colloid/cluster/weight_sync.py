@@ -56,6 +56,7 @@ class WeightSync:
         """Sends the trainer's weights to all engines, as the next version.
 
         Raises:
+            EngineError: an engine has ended, or does not answer.
             WeightSyncError: an engine did not take them. Nothing is left held or paused; one that has missed a part
                 refuses to generate.
         """
@@ -106,6 +107,8 @@ class WeightSync:
             try:
                 return self._wait(self._calls(verb, engines), what)[0], engines
             except WeightSyncError as error:
+                if not self._tolerates:  # one that has ended says more than that it did not answer
+                    self._wait([self._rollout.check_engines.remote()], f"the engines' health: {what} failed")
                 if not self._tolerates or attempt == MAX_ATTEMPTS:
                     raise
                 left = self._rollout.left_after_failed_update.remote(engines, str(error), attempt)

@@ -183,6 +183,11 @@ class RolloutActor:
                 self._servers.stop()
         return self._args.options_read()
 
+    def check_engines(self) -> None:
+        """Raises `EngineError` where an engine or the router has ended, or does not answer."""
+        if self._servers is not None:
+            self._servers.check()
+
     @contextmanager
     def _ended_engines_named(self) -> Iterator[None]:
         """Where an engine or the router has ended, that is the error, rather than what failed because of it."""

@@ -328,8 +328,9 @@ def test_without_a_tolerance_an_engine_that_ended_or_hangs_is_named(config, tmp_
         options = {"progress_deadline": 2.0, "max_attempts": 1, "abort_timeout": 1.0}
         client = EngineClient(fleet.router_url, urls, api_key=KEY, **options)
         pool.attach(client)
-        payload = {"input_ids": [1], "sampling_params": {"max_new_tokens": 900, "ignore_eos": True}}
-        work = asyncio.gather(*(client.generate(payload) for _ in range(4)), return_exceptions=True)
+        params = {"max_new_tokens": 900, "ignore_eos": True}
+        sent = (client.generate({"input_ids": [1 + 4 * row], "sampling_params": params}) for row in range(12))
+        work = asyncio.gather(*sent, return_exceptions=True)
         await asyncio.sleep(0.3)
         os.kill(pid, number)
         try:

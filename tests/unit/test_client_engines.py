@@ -13,6 +13,7 @@ from colloid.errors import DeadlineExceeded, EngineError
 from colloid.rollout.client import MAX_EXCUSED, EngineClient
 from colloid.rollout.serving import Slots
 from tests.fake_engine import FakeEngine
+from tests.virtual_time import VirtualTimeLoop
 
 PAYLOAD = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 8}}
 
@@ -150,15 +151,15 @@ def test_places_for_requests_follow_the_number_of_engines_and_are_given_in_order
                 running.add(number)
                 order.append(number)
                 most.append(len(running))
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(1.0)
                 running.discard(number)
 
         tasks = [asyncio.ensure_future(work(number)) for number in range(12)]
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.5)
         tasks[5].cancel()
         assert max(most) == 2
         slots.resize(5)
-        await asyncio.sleep(0.005)
+        await asyncio.sleep(0.1)
         assert len(running) == 5
         slots.resize(1)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -166,4 +167,6 @@ def test_places_for_requests_follow_the_number_of_engines_and_are_given_in_order
         async with slots:
             pass
 
-    asyncio.run(run())
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(run())
+    loop.close()

@@ -15,7 +15,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
-OPTIONAL = {"sglang", "transformer_engine", "apex", "smg", "wandb"}
+OPTIONAL = {"sglang", "transformer_engine", "apex", "smg", "wandb", "memray"}
 """Of machines with CUDA, imported only where they are there; and of extras, imported only where an option asks."""
 
 
@@ -69,7 +69,10 @@ def test_torch_may_be_the_release_that_set_up_installs():
     assert 'CPU_TORCH="torch==2.13.0"' in (ROOT / "scripts" / "setup.sh").read_text()
 
 
-@pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/quickstart.sh", "scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize(
+    "script",
+    ["scripts/setup.sh", "scripts/quickstart.sh", "scripts/test.sh", "scripts/docker_entrypoint.sh", ".ci/run"],
+)
 def test_scripts_are_well_formed_and_executable(script):
     path = ROOT / script
     assert path.stat().st_mode & 0o100

@@ -6,7 +6,7 @@ import pytest
 
 from colloid.cluster.weight_sync import MAX_ATTEMPTS, WeightSync
 from colloid.engines.control import EngineAddress
-from colloid.errors import WeightSyncError
+from colloid.errors import EngineError, WeightSyncError
 from colloid.rollout.engine_pool import Joining
 
 ONE, TWO, THREE = (EngineAddress(f"http://engine:{number}", name=f"engine_{number}") for number in (1, 2, 3))
@@ -44,11 +44,15 @@ class Rank(Actor):
 class Rollout(Actor):
     def __init__(self, engines):
         self.engines, self.serving, self.log = list(engines), [], []
-        self.blames, self.keeps = True, False
+        self.blames, self.keeps, self.ended = True, False, ""
 
     def _begin_update(self, pause_mode):
         self.log.append("begin")
         return list(self.engines)
+
+    def _check_engines(self):
+        if self.ended:
+            raise EngineError(self.ended)
 
     def _end_update(self, version, engines):
         self.log.append(f"end {version}")
@@ -107,6 +111,15 @@ def test_without_the_option_it_fails_and_so_it_does_where_no_engine_is_to_blame(
         with pytest.raises(WeightSyncError, match="http://engine:1 did not answer"):
             sync.sync()
         assert len(log) == times and sync.version == 7 and rollout.log == ["begin"], "its end is not waited for"
+
+
+def test_without_the_option_an_engine_that_has_ended_is_the_error():
+    sync, rollout, dead, _ = world(ONE, tolerates=False)
+    rollout.ended = "engine http://engine:1 (engine_1, pid 7) ended with -9"
+    dead.add(ONE)
+    with pytest.raises(EngineError, match="pid 7[)] ended with -9"):
+        sync.sync()
+    assert sync.version == 7
 
 
 def test_it_is_not_repeated_forever():
