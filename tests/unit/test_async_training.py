@@ -36,7 +36,7 @@ class LocalRun:
         self.args = args
         self.start_rollout_id = self.weight_version = 0
         self.serves, self.options_read = True, set()
-        self.weights = "start"
+        self.weights, self.saved_metrics = "start", {}
         self.fail_update_at = None
         self._last_started = None
 
@@ -52,6 +52,7 @@ class LocalRun:
         if self.resume is not None:
             state = json.loads((self.resume / "trainer.json").read_text())
             self.weights, self.weight_version = state["weights"], state["version"]
+            self.saved_metrics = state["metrics"]
             self.start_rollout_id = state["rollout_id"] + 1
             self.manager.load(self.resume, state["rollout_id"])
         return self
@@ -78,10 +79,10 @@ class LocalRun:
         self.weights = hashlib.blake2b(f"{self.weights} {seen}".encode(), digest_size=8).hexdigest()
         return {"train/loss": int(self.weights, 16) % 10**9 / 10**9}
 
-    def save(self, rollout_id):
+    def save(self, rollout_id, metrics):
         place = Path(self.args.save, f"iter_{rollout_id}")
         place.mkdir(parents=True)
-        state = {"weights": self.weights, "version": self.weight_version, "rollout_id": rollout_id}
+        state = {"weights": self.weights, "version": self.weight_version, "rollout_id": rollout_id, "metrics": metrics}
         (place / "trainer.json").write_text(json.dumps(state))
         self._do(self._save(place, rollout_id))
 
