@@ -85,6 +85,8 @@ def entries(log):
             at += left
             continue
         length, kind = struct.unpack_from("<HB", log, at + 4)
+        if at + 7 + length > len(log):  # it is being written
+            return
         entry += log[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -93,18 +95,29 @@ def entries(log):
 
 
 def records(directory):
-    """History rows of all offline runs in a directory: (run id, row)."""
-    from wandb.proto import wandb_internal_pb2
-
+    """History rows of all offline runs in a directory, (run id, row), once W&B's own process has written their ends."""
     rows = []
     for path in sorted(directory.glob("wandb/offline-run-*/run-*.wandb")):
-        for data in entries(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            if record.WhichOneof("record_type") == "history":
-                items = {(it.key or "/".join(it.nested_key)): json.loads(it.value_json) for it in record.history.item}
-                rows.append((path.stem.removeprefix("run-"), items))
+        deadline = time.monotonic() + 60
+        while "exit" not in (found := of_file(path)):
+            assert time.monotonic() < deadline, f"{path} has no end, only {sorted(found)}"
+            time.sleep(0.1)
+        rows += [(path.stem.removeprefix("run-"), row) for row in found["history"]]
     return rows
+
+
+def of_file(path):
+    """Kind -> the records of that kind, those of the history as what was logged."""
+    from wandb.proto import wandb_internal_pb2
+
+    found = {"history": []}
+    for data in entries(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        kind = record.WhichOneof("record_type")
+        row = {(it.key or "/".join(it.nested_key)): json.loads(it.value_json) for it in record.history.item}
+        found.setdefault(kind, []).append(row)
+    return found
 
 
 @needs_wandb
