@@ -19,8 +19,8 @@ from pathlib import Path
 from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.observe.metrics import read_metrics
 
-ADD_AFTER, REMOVE_AFTER = 4, 8
-"""Rollouts that are trained before the list changes."""
+ROLLOUTS = 4
+"""That are trained with two engines, and then with three, before the list changes."""
 OPTIONS = {"max-running-requests": 8}
 """Of an engine: a few requests at once, so that more engines can do more."""
 
@@ -38,10 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_list(listed, urls[:2])
         run = subprocess.Popen(command)
         try:
-            if wait_for_rollouts(run, run_dir, ADD_AFTER):
+            if wait_for_rollouts(run, run_dir, 2):
                 print(f"adding {urls[2]} to {listed}", flush=True)
                 write_list(listed, urls)
-            if wait_for_rollouts(run, run_dir, REMOVE_AFTER):
+            if wait_for_rollouts(run, run_dir, 3):
                 print(f"taking {urls[0]} out of {listed}", flush=True)
                 write_list(listed, urls[1:])
         finally:
@@ -62,9 +62,9 @@ def write_list(path: Path, urls: Sequence[str]) -> None:
     writing.replace(path)
 
 
-def wait_for_rollouts(run: subprocess.Popen, run_dir: Path, count: int) -> bool:
-    """Returns when so many have metrics; False where the run has ended before."""
-    while len(read_metrics(run_dir)) < count:
+def wait_for_rollouts(run: subprocess.Popen, run_dir: Path, engines: int) -> bool:
+    """Returns when `ROLLOUTS` were trained with so many engines; False where the run has ended before."""
+    while sum(line.get("engine/alive") == engines for line in read_metrics(run_dir)) < ROLLOUTS:
         if run.poll() is not None:
             return False
         time.sleep(0.1)

@@ -135,8 +135,9 @@ def test_a_run_whose_engine_router_and_trainer_are_killed_is_the_undisturbed_run
 
 
 def test_engines_that_run_already_join_and_leave_and_no_sample_is_lost(tmp_path):
-    printed = run_quietly("external_engines", tmp_path / "outputs", *SMALL, "--rollout-max-response-len", 16)
-    assert "192 samples: 0 lost, 0 doubled, 0 without a response" in printed
+    sizes = (*SMALL, "--rollout-max-response-len", 16, "--num-rollout", 80)  # time for an engine to come and to go
+    printed = run_quietly("external_engines", tmp_path / "outputs", *sizes)
+    assert "1280 samples: 0 lost, 0 doubled, 0 without a response" in printed
     assert "joined 1, left 1, failed samples 0" in printed
     alive = [line["engine/alive"] for line in read_metrics(tmp_path / "outputs/external-engines")]
     assert alive[0] == 2 and 3 in alive and alive[-1] == 2
