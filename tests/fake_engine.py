@@ -10,6 +10,8 @@ from typing import Any
 
 from aiohttp import web
 
+from tests.serving import serving
+
 
 class FakeEngine:
     """Serves /generate, /abort_request and /metrics.
@@ -39,15 +41,8 @@ class FakeEngine:
         app.router.add_post("/generate", self._generate)
         app.router.add_post("/abort_request", self._abort)
         app.router.add_get("/metrics", self._metrics)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _generate(self, request: web.Request) -> web.Response:
         payload = await request.json()

@@ -34,7 +34,9 @@ def write_sums(path: Path, count: int, *, messages: bool = False) -> Path:
     return path
 
 
-def start_training(directory: Path, *arguments: object, entry: str = "train.py") -> subprocess.Popen:
+def start_training(
+    directory: Path, *arguments: object, entry: str = "train.py", **environment: str
+) -> subprocess.Popen:
     """Starts `python train.py arguments` in `directory`; its output goes to `output.txt` there."""
     with (directory / "output.txt").open("ab") as output:
         return subprocess.Popen(
@@ -44,7 +46,7 @@ def start_training(directory: Path, *arguments: object, entry: str = "train.py")
             stderr=output,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **environment},
         )
 
 

@@ -138,10 +138,11 @@ def test_without_it_the_run_ends_within_its_deadline_and_says_who_it_was(started
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", MOMENTS)
-def test_a_killed_drivers_run_is_gone_on_with_by_hand(started, undisturbed, when):
+@pytest.mark.parametrize(("when", "rollout_id"), [*((when, 1) for when in MOMENTS), ("sync", NUM_ROLLOUT - 1)])
+def test_a_killed_drivers_run_is_gone_on_with_by_hand(started, undisturbed, when, rollout_id):
+    """Also at its last sync: then it has not finished."""
     run = started()
-    with run.held(when, 1):
+    with run.held(when, rollout_id):
         kill(run.pids("driver"))
         assert run.end() == -signal.SIGKILL
         run.wait_until_gone()
@@ -149,18 +150,6 @@ def test_a_killed_drivers_run_is_gone_on_with_by_hand(started, undisturbed, when
     assert again.end() == 0, again.output
     check_same_run(again.run_dir, undisturbed)
     again.check_nothing_left()
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed_at_its_last_sync_has_not_finished(started, undisturbed):
-    run = started()
-    with run.held("sync", NUM_ROLLOUT - 1):
-        kill(run.pids("driver"))
-        assert run.end() == -signal.SIGKILL
-        run.wait_until_gone()
-    again = started("--load", run.run_dir / "checkpoints")
-    assert again.end() == 0, again.output
-    check_same_run(again.run_dir, undisturbed)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import os
 import secrets
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.running import ROOT, metrics_of
+from tests.e2e.running import ROOT, metrics_of, start_training
 
 MARKER = "COLLOID_TEST_RUN"
 """Environment variable that all processes of a run inherit."""
@@ -56,16 +55,7 @@ class FaultyRun:
         self._marker = f"{MARKER}={secrets.token_hex(8)}"
         name, _, value = self._marker.partition("=")
         self.shared_memory: set[str] = set()
-        with self._output.open("ab") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, str(ROOT / entry), *map(str, arguments)],
-                cwd=directory,
-                stdout=output,
-                stderr=output,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                env={**os.environ, "HF_HUB_OFFLINE": "1", name: value},
-            )
+        self.process = start_training(directory, *arguments, entry=entry, **{name: value})
 
     @property
     def output(self) -> str:

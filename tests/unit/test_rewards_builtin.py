@@ -17,6 +17,7 @@ from colloid.rewards.pool import GradingFailed
 from colloid.rewards.registry import REWARDS, GradeInput, get_reward, graded_part
 from colloid.rewards.remote import RemoteReward
 from colloid.rollout.grading import Grader
+from tests.serving import serving
 
 
 @pytest.mark.parametrize(
@@ -350,20 +351,16 @@ def test_the_reward_server_is_asked_again_where_that_helps_and_its_errors_are_na
     async def body():
         app = web.Application()
         app.router.add_post("/judge", judge)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}/judge"
-        grader = Grader(rm_type="remote_rm", rm_url=url)
-        grader._remote = RemoteReward(url, deadline=1.0, attempt_timeout=0.3)
-        kinds = ["good", "busy", "dict", "sleep", "bad", "html", "none"]
-        samples = [finished(kind, label=0.25) for kind in kinds]
-        await asyncio.gather(*(grader.grade(sample) for sample in samples))
-        with pytest.raises(GradingFailed, match="127.0.0.1:9"):
-            await RemoteReward("http://127.0.0.1:9", deadline=0.2).reward("q", "r", None, {})
-        await grader.close()
-        await runner.cleanup()
+        async with serving(app) as address:
+            url = f"{address}/judge"
+            grader = Grader(rm_type="remote_rm", rm_url=url)
+            grader._remote = RemoteReward(url, deadline=1.0, attempt_timeout=0.3)
+            kinds = ["good", "busy", "dict", "sleep", "bad", "html", "none"]
+            samples = [finished(kind, label=0.25) for kind in kinds]
+            await asyncio.gather(*(grader.grade(sample) for sample in samples))
+            with pytest.raises(GradingFailed, match="127.0.0.1:9"):
+                await RemoteReward("http://127.0.0.1:9", deadline=0.2).reward("q", "r", None, {})
+            await grader.close()
         return samples
 
     samples = asyncio.run(body())

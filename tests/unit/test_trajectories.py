@@ -17,6 +17,7 @@ from colloid.rollout.manager import RolloutManager
 from colloid.rollout.trajectories import TRAINED
 from colloid.rollout.trajectory_client import TrajectoryServer
 from tests.fake_engine import FakeEngine
+from tests.serving import serving
 
 SAMPLES = 2
 
@@ -40,15 +41,8 @@ class BufferServer:
         app = web.Application()
         app.router.add_post("/start_rollout", self._start)
         app.router.add_post("/get_rollout_data", self._get)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with serving(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     async def _start(self, request):
         self.started.append(await request.json())
@@ -272,16 +266,13 @@ def test_requests_that_leave_the_run_go_through_the_proxy():
     async def run():
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", through)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        proxy = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        reward = RemoteReward("http://reward.invalid/score", proxy=proxy)
-        assert await reward.reward("p", "r", "l", {}) == 0.5
-        server = TrajectoryServer("http://buffer.invalid", proxy=proxy)
-        await server.start({})
-        for one in (reward, server, runner):
-            await (one.cleanup() if one is runner else one.close())
+        async with serving(app) as proxy:
+            reward = RemoteReward("http://reward.invalid/score", proxy=proxy)
+            assert await reward.reward("p", "r", "l", {}) == 0.5
+            server = TrajectoryServer("http://buffer.invalid", proxy=proxy)
+            await server.start({})
+            await reward.close()
+            await server.close()
 
     asyncio.run(run())
     assert seen == ["reward.invalid", "buffer.invalid"]
