@@ -12,6 +12,7 @@ A process killed at any moment leaves the last good checkpoint and, at worst, a 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from colloid.errors import CheckpointError, ConfigError, DeadlineExceeded, ProcessDied, written_for_user
+
+logger = logging.getLogger(__name__)
 
 MARKER = "latest_checkpointed_iteration.txt"
 RELEASE = "release"
@@ -122,6 +125,12 @@ class BackgroundCheckpoint:
         self._thread.join()
         if self._error is not None:
             raise self._error
+
+    def settle(self, deadline: float) -> None:
+        """The run has failed: what only has to be committed still is, within `deadline` seconds."""
+        self._thread.join(deadline)
+        if self._error is not None:
+            logger.warning("%s", self._error)
 
 
 def wait_written(trainer: Path, deadline: float, interval: float = 0.1) -> None:

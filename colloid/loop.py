@@ -128,6 +128,7 @@ def started(args: Any) -> Iterator[tuple[Run, MetricsWriter, Progress]]:
     save_options(args)
     trackers = trackers_of(args)
     with Run(args) as run:
+        save_options(args)  # some are settled only once the engines and nodes are known
         start = run.start_rollout_id
         resume_step = start - 1 if args.resume_from or args.num_restarts else None
         with MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
@@ -151,6 +152,7 @@ def evaluate(args: Any) -> None:
     resume_step = step - 1 if args.num_restarts else None
     with Run(args) as run, MetricsWriter(args.run_dir, resume_step, trackers, events_directory(args)) as writer:
         note_restart(args, step, writer)
+        save_options(args)
         if run.trains:
             first_sync(run)
         writer.log(step, run.evaluate(step))

@@ -98,7 +98,10 @@ def reserve(args: Args, working_directory: str) -> Reservation:
         placement = replace(here, nodes=(replace(here.nodes[0], id=_driver_node()),))
     for line in describe_placement(placement):
         logger.info("placement: %s", line)
+    asked = args.update_weight_transport
     settle_transport(args, placement)
+    if args.update_weight_transport != asked:
+        logger.info("weights go by %s: engines are on other hosts than the trainer", args.update_weight_transport)
     return granted(args, placement)
 
 
@@ -148,6 +151,7 @@ def granted(args: Args, placement: Placement) -> Reservation:
 
     Raises:
         ConfigError: they are not granted in time, or a node does not see the run's directories.
+        DeadlineExceeded: a run that began again is not granted them in time.
     """
     from ray.util.placement_group import placement_group, remove_placement_group
 
@@ -161,7 +165,9 @@ def granted(args: Args, placement: Placement) -> Reservation:
     labels = [{NODE_LABEL: placement.nodes[node].id} for node in nodes]
     group = placement_group(resources, strategy="PACK", bundle_label_selector=labels)
     if not group.wait(PLACEMENT_DEADLINE):
-        raise ConfigError(
+        remove_placement_group(group)
+        # Where the run began again it had them before: no mistake, but a race that may be won next time.
+        raise (DeadlineExceeded if args.num_restarts else ConfigError)(
             f"the cluster did not grant {placement.num_slots} slots on {len(nodes)} nodes within "
             f"{PLACEMENT_DEADLINE:g} s: other jobs took them, or a node has fewer free CPUs than slots"
         )
@@ -267,9 +273,13 @@ class _Markers:
         return list(self.directories)
 
     def __enter__(self) -> _Markers:
-        for path in self.directories:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).touch()
+        for path, directory in self.directories.items():
+            try:
+                Path(directory).mkdir(parents=True, exist_ok=True)
+                Path(path).touch()
+            except OSError as error:
+                self.__exit__()
+                raise ConfigError(f"nothing can be written to {directory}: {error}") from error
         return self
 
     def __exit__(self, *_rest: object) -> None:

@@ -116,7 +116,9 @@ class Processes:
                 looked = time.monotonic()
             questions = self._ask(now)
             timeout = max(0.05, min(ASK_EVERY if meanwhile is None else LOOK_EVERY, deadline - (now - start)))
-            for reference in ray.wait([*pending, *questions], timeout=timeout)[0]:
+            waiting = [*pending, *questions]
+            done = ray.wait(waiting, timeout=timeout)[0] and ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
+            for reference in done:
                 try:
                     self._answered(reference)
                 except Exception as error:
@@ -126,8 +128,8 @@ class Processes:
         return ray.get(references)
 
     def end(self, references: Sequence[Any], deadline: float) -> list[Any]:
-        """The values of those calls that end well within `deadline` seconds; the others are logged. Their processes,
-        and those that died, are killed.
+        """The values of those calls that end well within `deadline` seconds; the others are logged, and processes that
+        gave no answer are killed.
         """
         import ray
 
@@ -136,8 +138,10 @@ class Processes:
         for reference in done:
             try:
                 values.append(ray.get(reference))
-            except ray.exceptions.RayActorError:  # the reason why the run ends, which is on its way
-                continue
+            except ray.exceptions.RayActorError as error:
+                member = self._member(reference)
+                if self._dead.setdefault(member.actor._actor_id.hex(), error) is error:
+                    self._log(f"{member} ended before the run did: {last_line(error)}")
             except Exception as error:
                 self._log(f"{self._member(reference) or 'a process'} did not end in an orderly way: {last_line(error)}")
         for reference in pending:

@@ -287,6 +287,8 @@ class Run:
             closing.append(self._rollout.close.remote())
         for read in self._processes.end(closing, deadline):
             self.options_read |= read
+        if self._saving is not None:
+            self._saving.settle(deadline)
         ray.shutdown()
         if self._processes.any_died:
             from colloid.weights.tensor_transport import remove_leftovers  # imports torch

@@ -63,21 +63,23 @@ class WeightSync:
         hold = self._rollout.begin_update.remote(self._pause_mode)
         engines = self._wait([hold], "running requests, before weights change")[0]
         try:
-            metrics, engines = self._send("update_weights", engines, f"the weight update to version {self.version + 1}")
+            version = self.version + 1
+            metrics, engines = self._send("update_weights", engines, f"the weight update to version {version}")
+            if self._checks:  # before any of them generates
+                engines = self._check(version, engines)
         except BaseException:
             self._rollout.end_update.remote(self.version, [])
             raise
-        self.version += 1
+        self.version = version
         self.is_ahead = False
         self._wait([self._rollout.end_update.remote(self.version, engines)], "requests to go on")
-        if self._checks:
-            self.check(engines)
         return metrics
 
-    def check(self, engines: Sequence[EngineAddress]) -> None:
-        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors."""
+    def _check(self, version: int, engines: Sequence[EngineAddress]) -> Sequence[EngineAddress]:
+        """Raises `WeightSyncError` unless every engine holds exactly the trainer's tensors; returns those that do."""
         count, engines = self._send("check_weights", engines, "the engines' weights to be compared")
-        logger.info("weight version %d: %d tensors equal on all engines (%d)", self.version, count, len(engines))
+        logger.info("weight version %d: %d tensors equal on all engines (%d)", version, count, len(engines))
+        return engines
 
     def serve_joining(self) -> None:
         """Engines that lack nothing but the current weights get them, where the trainer has these and is idle."""
@@ -97,7 +99,8 @@ class WeightSync:
         except WeightSyncError as error:
             if not self._tolerates:
                 raise
-            self._wait([self._rollout.drop.remote(joining.engines, str(error))], "new engines to be taken out")
+            lost = [engine for engine in joining.engines if engine.url in str(error)] or joining.engines
+            self._wait([self._rollout.drop.remote(lost, str(error))], "new engines to be taken out")
             return
         self._wait([self._rollout.admit.remote(joining.engines)], "new engines to be registered")
 
@@ -113,11 +116,11 @@ class WeightSync:
                     raise
                 left = self._rollout.left_after_failed_update.remote(engines, str(error), attempt)
                 again = self._wait([left], "engines that can take weights")[0]
-                if not again:
-                    raise
                 if verb == "check_weights":  # one that came meanwhile has not been sent any
                     names = {engine.name for engine in again}
                     again = [engine for engine in engines if engine.name in names]
+                if not again:
+                    raise
                 logger.warning("%s failed, and is repeated with %d engines: %s", what, len(again), error)
                 engines = again
         raise AssertionError("unreachable")

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 from colloid.config.args import Args
+from colloid.config.external import is_external
 from colloid.config.sglang import SET_BY_COLLOID, sglang_rows
 from colloid.config.tables import tables
 
@@ -51,7 +52,7 @@ def find_python(args: Args) -> str | None:
 
 def check(args: Args) -> str | None:
     """A rule: is SGLang there, and does it know the given options?"""
-    if args.rollout_engine != "sglang":
+    if args.rollout_engine != "sglang" or is_external(args):
         return None
     python = find_python(args)
     if python is None:

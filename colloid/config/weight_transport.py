@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from colloid.config import sglang
+from colloid.config.external import is_external
 from colloid.config.placement import Placement, places_of_model
 from colloid.config.served_models import policy_model
 from colloid.errors import ConfigError
@@ -46,7 +47,8 @@ def _unused(args: Args) -> str | None:
 
 
 def _nccl(args: Args) -> str | None:
-    if args.update_weight_transport == "nccl" and (args.device == "cpu" or args.rollout_engine == "embedded"):
+    embedded = args.rollout_engine == "embedded" and not is_external(args)  # what those are is asked later
+    if args.update_weight_transport == "nccl" and (args.device == "cpu" or embedded):
         where = "--device cpu" if args.device == "cpu" else "--rollout-engine embedded"
         return f"--update-weight-transport nccl needs CUDA on both sides, and there is {where}: take gloo, or tensor"
     return None

@@ -95,7 +95,8 @@ def server(tmp_path) -> str:
 def _options(tmp_path: Path, **more) -> Namespace:
     unset = ("save", "hf_checkpoint", "load", "ref_load", "init_checkpoint")
     values = dict.fromkeys((*unset, "opd_teacher_load", "num_gpus_per_node"))
-    return Namespace(**values | {"run_dir": str(tmp_path), "update_weight_transport": "gloo", "device": "cpu"} | more)
+    values |= {"run_dir": str(tmp_path), "update_weight_transport": "gloo", "device": "cpu", "num_restarts": 0}
+    return Namespace(**values | more)
 
 
 def _reserve(tmp_path: Path, demand: Demand):
@@ -113,8 +114,10 @@ def _reserved(tmp_path: Path, demand: Demand):
 
     _wait_for(lambda: _free() == SLOTS)
     reservation = _reserve(tmp_path, demand)
-    yield reservation
-    remove_placement_group(reservation.group)
+    try:
+        yield reservation
+    finally:
+        remove_placement_group(reservation.group)
 
 
 def _config(tmp_path: Path, python: str, place_=(), model: str = "/model", **options) -> EngineConfig:

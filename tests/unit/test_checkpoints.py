@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import threading
+
 import pytest
 
 from colloid import checkpoints
@@ -74,6 +76,20 @@ def test_an_unknown_format_is_refused(tmp_path):
     (path / "meta.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(CheckpointError, match="format 99"):
         read_meta(path)
+
+
+def test_a_failed_run_commits_what_is_written_and_does_not_wait_for_what_never_will_be(tmp_path):
+    written = threading.Event()
+
+    def finish(directory: Path) -> None:
+        assert written.wait(60)
+
+    saving = BackgroundCheckpoint(tmp_path, 3, {}, lambda directory: None, finish)
+    saving.settle(0.05)
+    assert not (tmp_path / checkpoints.MARKER).exists()
+    written.set()
+    saving.settle(60)
+    assert (tmp_path / checkpoints.MARKER).read_text() == "3"
 
 
 def test_a_checkpoint_in_the_background_is_committed_when_its_trainer_is_done(tmp_path):

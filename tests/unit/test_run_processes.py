@@ -104,8 +104,9 @@ def test_who_gives_no_answer_is_named_beside_the_one_that_failed(run):
     )
 
 
-def test_a_users_mistake_is_raised_as_it_is_and_at_once(run):
+def test_a_users_mistake_is_raised_as_it_is_and_at_once(run, monkeypatch):
     processes, ranks, _ = run
+    monkeypatch.setattr("colloid.cluster.processes.GRACE", 150.0)
     began = time.monotonic()
     with pytest.raises(HookError, match="the reward raised"):
         processes.wait([ranks[0].fail.remote(HookError("the reward raised")), ranks[1].wait.remote(600)], "all", 120)

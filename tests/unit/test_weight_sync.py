@@ -13,16 +13,21 @@ ONE, TWO, THREE = (EngineAddress(f"http://engine:{number}", name=f"engine_{numbe
 
 
 class Actor:
-    """`actor.verb.remote(…)` is a call of `verb(…)` that `wait` makes."""
+    """`actor.verb.remote(…)` is a call of `verb(…)` that `wait` makes; `asked` has it also where nobody waits."""
 
     def __getattr__(self, name):
         call = getattr(type(self), f"_{name}")
-        return type("Verb", (), {"remote": lambda _verb, *arguments: lambda: call(self, *arguments)})()
+
+        def remote(_verb, *arguments):
+            self.asked.append((name, *arguments))
+            return lambda: call(self, *arguments)
+
+        return type("Verb", (), {"remote": remote})()
 
 
 class Rank(Actor):
     def __init__(self, log, dead):
-        self.log, self.dead = log, dead
+        self.log, self.dead, self.asked = log, dead, []
 
     def _update_weights(self, engines, key):
         self._send("update", engines)
@@ -44,7 +49,7 @@ class Rank(Actor):
 class Rollout(Actor):
     def __init__(self, engines):
         self.engines, self.serving, self.log = list(engines), [], []
-        self.blames, self.keeps, self.ended = True, False, ""
+        self.blames, self.keeps, self.ended, self.asked = True, False, "", []
 
     def _begin_update(self, pause_mode):
         self.log.append("begin")
@@ -95,6 +100,13 @@ def test_a_sync_is_the_next_version_for_all_and_those_that_joined_serve():
     assert log == [("update", ["engine_1", "engine_2"]), ("check", ["engine_1", "engine_2"])]
 
 
+def test_weights_are_compared_before_anything_is_generated_with_them():
+    sync, rollout, dead, log = world(ONE, TWO, checks=True)
+    rollout.log = log
+    sync.sync()
+    assert [entry if isinstance(entry, str) else entry[0] for entry in log] == ["begin", "update", "check", "end 8"]
+
+
 def test_an_engine_that_fails_in_it_is_left_out_and_the_others_are_sent_it_again():
     sync, rollout, dead, log = world(ONE, TWO, THREE)
     dead.add(TWO)
@@ -110,7 +122,8 @@ def test_without_the_option_it_fails_and_so_it_does_where_no_engine_is_to_blame(
         dead.add(ONE)
         with pytest.raises(WeightSyncError, match="http://engine:1 did not answer"):
             sync.sync()
-        assert len(log) == times and sync.version == 7 and rollout.log == ["begin"], "its end is not waited for"
+        assert len(log) == times and sync.version == 7
+        assert rollout.asked[-1] == ("end_update", 7, []) and rollout.log == ["begin"], "its end is not waited for"
 
 
 def test_without_the_option_an_engine_that_has_ended_is_the_error():
@@ -160,3 +173,14 @@ def test_one_that_does_not_take_them_is_taken_out():
     dead.add(TWO)
     sync.serve_joining()
     assert rollout.engines == rollout.serving == [ONE] and sync.version == 8
+
+
+def test_of_two_that_join_the_one_that_fails_is_taken_out_and_the_other_sent_them_again():
+    sync, rollout, dead, log = world(ONE)
+    sync.sync()
+    rollout.engines += [TWO, THREE]
+    dead.add(TWO)
+    sync.serve_joining()
+    sync.serve_joining()
+    assert log[1:] == [("send", ["engine_2", "engine_3"]), ("send", ["engine_3"])]
+    assert rollout.engines == rollout.serving == [ONE, THREE]
