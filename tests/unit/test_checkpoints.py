@@ -4,9 +4,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
-
 import threading
+from pathlib import Path
 
 import pytest
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from colloid.config import parse
+from colloid.config import derive, parse
 from colloid.config.external import external_addresses
 from colloid.engines.external import SETTLED_SECONDS, AddressFile, Expected, check_engines, find_engine
 from colloid.errors import ConfigError, EngineError
@@ -82,6 +82,13 @@ def test_what_is_no_list_of_engines_is_said_to_be_none(values, words):
 
 def plan(*argv):
     return parse(["--dry-run", "--num-layers", "2", "--rollout-external-engine-addrs", *argv])
+
+
+@pytest.mark.parametrize("engine", [[], ["--rollout-engine", "sglang"]])
+def test_with_cuda_the_engines_may_be_elsewhere_and_no_sglang_is_needed_here(monkeypatch, engine):
+    monkeypatch.setattr(derive, "num_cuda_devices", lambda: 8)
+    args = plan("10.0.0.7:30000", *engine)
+    assert (args.device, args.update_weight_transport) == ("cuda", "nccl")
 
 
 def test_a_run_with_engines_of_somebody_elses_starts_none_and_reaches_them_anywhere():
