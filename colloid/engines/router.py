@@ -30,6 +30,11 @@ START_DEADLINE = 60.0
 """Seconds until the router must answer."""
 REGISTER_DEADLINE = 60.0
 """Seconds until a registered engine must be healthy in the router's eyes, or one that leaves must be gone."""
+BALANCE_ABS_THRESHOLD = 4
+"""Requests by which engines may differ (and by half) before a prompt goes to the idlest rather than to the one that has
+its beginning in the cache. By itself the router allows 64: prompts that begin alike, as those of a chat template do,
+would all stay on one engine, and none would come to an engine that joins.
+"""
 PORT_ATTEMPTS = 3
 """A free port can be taken between finding and binding it."""
 
@@ -225,6 +230,7 @@ class Router(_Workers):
 def _launch(config: RouterConfig, port: int, api_key: str, log_dir: Path) -> ModuleProcess:
     settings = {
         "policy": "cache_aware",
+        "balance_abs_threshold": BALANCE_ABS_THRESHOLD,
         "log_level": "warn",
         "prometheus_host": config.host,
         "prometheus_port": free_port(config.host),
