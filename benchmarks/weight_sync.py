@@ -90,10 +90,15 @@ def receive(place: str, connection: Any) -> None:
     receiver, lock = Receiver(Path(place)), threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
         def answer(self, body: dict[str, Any]) -> None:
+            content = json.dumps(body).encode()
             self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
+            self.wfile.write(content)
 
         def do_GET(self) -> None:
             self.answer({"engine": "embedded", "tp_size": 1, "weight_version": receiver.version})

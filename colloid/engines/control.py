@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from colloid.errors import EngineError
+
+LONGEST_IDLE = 1.0
+"""Seconds after which a kept connection is not used again: servers close idle ones, SGLang's after five."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,18 @@ class EngineControl:
         self._headers = {"Content-Type": "application/json"}
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
+        self._keeps = False
+        self._kept: list[tuple[float, http.client.HTTPConnection]] = []  # with the time since when each is idle
+
+    def keep_connections(self) -> None:
+        """From here to `close` calls take the connection of a call before: for many calls one after another."""
+        self._keeps = True
+
+    def close(self) -> None:
+        """Closes what `keep_connections` has kept; further calls have connections of their own."""
+        self._keeps = False
+        while self._kept:
+            self._kept.pop()[1].close()
 
     def get(self, path: str) -> dict[str, Any]:
         """The JSON answer to GET `path` (an empty dict where the body is empty or not JSON)."""
@@ -51,40 +67,51 @@ class EngineControl:
         """The answer to GET `path` as it is; raises as `post`."""
         return self._answer("GET", path, None)
 
-    def post(self, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The JSON answer to POST `path`.
+    def post(self, path: str, payload: dict[str, Any] | None = None, *, timeout: float | None = None) -> dict[str, Any]:
+        """The JSON answer to POST `path`; within `timeout` seconds where given.
 
         Raises:
             EngineError: no answer within the deadline, or a status of 400 and above; with the server's words.
         """
-        return self._call("POST", path, json.dumps(payload or {}))
+        return self._call("POST", path, json.dumps(payload or {}), timeout)
 
     def delete(self, path: str) -> dict[str, Any]:
         """The JSON answer to DELETE `path`; raises as `post`."""
         return self._call("DELETE", path, None)
 
-    def _call(self, method: str, path: str, body: str | None) -> dict[str, Any]:
-        text = self._answer(method, path, body)
+    def _call(self, method: str, path: str, body: str | None, timeout: float | None = None) -> dict[str, Any]:
+        text = self._answer(method, path, body, timeout)
         try:
             data = json.loads(text) if text else {}
         except json.JSONDecodeError:
             return {}
         return data if isinstance(data, dict) else {"data": data}
 
-    def _answer(self, method: str, path: str, body: str | None) -> str:
-        parts = urlsplit(self.url)
-        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=self.timeout)
+    def _answer(self, method: str, path: str, body: str | None, timeout: float | None = None) -> str:
+        timeout = self.timeout if timeout is None else timeout
+        connection = self._connection(timeout)
         try:
             connection.request(method, path, body=body, headers=self._headers)
             answer = connection.getresponse()
             text = answer.read().decode("utf-8", "replace")
         except (OSError, http.client.HTTPException) as error:
-            reason = (
-                f"no answer in {self.timeout:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
-            )
+            reason = f"no answer in {timeout:g} s" if isinstance(error, TimeoutError) else str(error) or repr(error)
+            connection.close()
             raise EngineError(f"{method} {self.url}{path}: {reason}") from error
-        finally:
+        if self._keeps and connection.sock is not None:
+            self._kept.append((time.monotonic(), connection))
+        else:
             connection.close()
         if answer.status >= 400:
             raise EngineError(f"{method} {self.url}{path}: status {answer.status}: {text[:2000]}")
         return text
+
+    def _connection(self, timeout: float) -> http.client.HTTPConnection:
+        while self._kept:
+            idle_since, connection = self._kept.pop()
+            if time.monotonic() - idle_since < LONGEST_IDLE:
+                connection.sock.settimeout(timeout)
+                return connection
+            connection.close()
+        parts = urlsplit(self.url)
+        return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout)

@@ -54,6 +54,7 @@ class EngineClient:
         retry_delay: seconds before the second attempt; doubled for each later one.
         no_engine_deadline: seconds that requests wait for an engine where none serves.
         proxy: see `Http`.
+        through_router: see `DirectRequests`.
         examine: called after a failure; returns once those engines that are lost are known to be.
     """
 
@@ -70,9 +71,12 @@ class EngineClient:
         abort_timeout: float = 30.0,
         no_engine_deadline: float = 1800.0,
         proxy: str | None = None,
+        through_router: bool = False,
         examine: Callable[[], Awaitable[None]] | None = None,
     ):
-        self._serving = Serving(router_url, engine_urls, max_connections, no_engine_deadline)
+        self._serving = Serving(
+            router_url, engine_urls, max_connections, no_engine_deadline, through_router=through_router
+        )
         self._http = Http(api_key, proxy)
         self._examine = examine
         self.failed_requests = 0

@@ -127,7 +127,8 @@ class RolloutManager:
         Raises:
             ConfigError, EngineError: see `Teacher.check`.
         """
-        policy = policy_model(self._args).name
+        model = policy_model(self._args)
+        policy = model.name
         routers = {policy: router_url} | {name: client.router_url for name, client in frozen.items()}
         set_model_urls(self._args, policy, routers, api_key)
         connections = self._args.sglang_server_concurrency * max(1, len(engine_urls))
@@ -136,6 +137,7 @@ class RolloutManager:
             api_key=api_key,
             max_connections=connections,
             no_engine_deadline=NO_ENGINE_DEADLINE,
+            through_router=model.disaggregated,
             examine=examine,
         )
         grader = Grader(**self._grader_options)

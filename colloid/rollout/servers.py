@@ -53,6 +53,7 @@ class Servers:
             for model in served_models(args)
             if model.num_engines or _is_external(args, model)
         }
+        self._paired = {model.name for model in served_models(args) if model.disaggregated}
 
     @property
     def policy(self) -> EnginePool:
@@ -94,6 +95,7 @@ class Servers:
                 api_key=self._api_key,
                 max_connections=self._per_engine * len(urls),
                 no_engine_deadline=NO_ENGINE_DEADLINE,
+                through_router=name in self._paired,
                 examine=pool.examine,
             )
             pool.attach(client)

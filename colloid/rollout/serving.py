@@ -19,12 +19,21 @@ class Serving:
     Args:
         connections: requests in flight, of all engines together.
         deadline: seconds that requests wait for an engine where none serves.
+        through_router: see `DirectRequests`.
     """
 
-    def __init__(self, router_url: str, engine_urls: Sequence[str], connections: int, deadline: float):
+    def __init__(
+        self,
+        router_url: str,
+        engine_urls: Sequence[str],
+        connections: int,
+        deadline: float,
+        *,
+        through_router: bool = False,
+    ):
         self.router_url = router_url.rstrip("/")
         self.urls = [url.rstrip("/") for url in engine_urls]
-        self.direct = DirectRequests(self.router_url, self.urls)
+        self.direct = DirectRequests(self.router_url, self.urls, through_router=through_router)
         self.slots = Slots(connections)
         self.losses = 0
         """How often an engine or the router was lost so far."""

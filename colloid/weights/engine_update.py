@@ -18,6 +18,11 @@ from colloid.errors import EngineError, WeightSyncError
 
 logger = logging.getLogger(__name__)
 
+PAUSE_TIMEOUT = 120.0
+"""Seconds for an engine to finish its step and stand still. One that hangs is found here, before it is sent weights."""
+CONTINUE_TIMEOUT = 30.0
+"""After a failure, which may be that an engine hangs."""
+
 Payload = dict[str, Any] | Callable[[int], dict[str, Any]]
 """The body of a call, or what makes it of an engine's place in the list."""
 
@@ -63,8 +68,10 @@ class EngineUpdate:
 
     def __enter__(self) -> EngineUpdate:
         self._begin = time.monotonic()
+        for engine in self.engines:
+            engine.keep_connections()
         try:
-            self.post("pause", "/pause_generation", {"mode": self._pause_mode})
+            self.finish("pause", self.start("/pause_generation", {"mode": self._pause_mode}, timeout=PAUSE_TIMEOUT))
             if self._begins:
                 self.post("begin", "/begin_weight_update", self.version)
         except BaseException as error:
@@ -83,11 +90,17 @@ class EngineUpdate:
         return self.finish(what, self.start(path, payload, among))
 
     def start(
-        self, path: str, payload: Payload | None = None, among: Sequence[int] | None = None
+        self,
+        path: str,
+        payload: Payload | None = None,
+        among: Sequence[int] | None = None,
+        timeout: float | None = None,
     ) -> list[Future[dict[str, Any]]]:
         """Calls engines without waiting for them; for `finish`."""
         return [
-            self._threads.submit(self.engines[index].post, path, payload(index) if callable(payload) else payload)
+            self._threads.submit(
+                self.engines[index].post, path, payload(index) if callable(payload) else payload, timeout=timeout
+            )
             for index in (range(len(self.engines)) if among is None else among)
         ]
 
@@ -113,8 +126,9 @@ class EngineUpdate:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        timeout = PAUSE_TIMEOUT if error is None else CONTINUE_TIMEOUT
         try:
-            self.post("continue", "/continue_generation")
+            self.finish("continue", self.start("/continue_generation", timeout=timeout))
         except WeightSyncError as failed:
             # The first failure says more; an engine that is gone can't be continued either.
             if error is None:
@@ -123,3 +137,5 @@ class EngineUpdate:
         finally:
             self.seconds_paused = time.monotonic() - self._begin
             self._threads.shutdown()
+            for engine in self.engines:
+                engine.close()

@@ -1,5 +1,5 @@
-"""Starts three engines, lists two of them in a file and runs a command that trains on these. While it runs, the third
-one is added to the list, and later the first one is taken out of it.
+"""Starts two engines, lists one of them in a file and runs a command that trains on it. While it runs, the second one
+is added to the list, and later the first one is taken out of it.
 
     python -m examples.external_engines.engines MODEL_DIR LIST RUN_DIR python train.py …
 
@@ -20,7 +20,7 @@ from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.observe.metrics import read_metrics
 
 ROLLOUTS = 4
-"""That are trained with two engines, and then with three, before the list changes."""
+"""That are trained with one engine, and then with two, before the list changes."""
 OPTIONS = {"max-running-requests": 8}
 """Of an engine: a few requests at once, so that more engines can do more."""
 
@@ -32,16 +32,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, listed, run_dir, command = arguments[0], Path(arguments[1]), Path(arguments[2]), arguments[3:]
     key = os.environ.setdefault("COLLOID_API_KEY", secrets.token_urlsafe(24))  # the run finds it there
     config = EngineConfig(model, listed.parent / "engines", key, options=OPTIONS)
-    engines = [launch_engine(config, f"engine_{number}", number) for number in range(3)]
+    engines = [launch_engine(config, f"engine_{number}", number) for number in range(2)]
     try:
         urls = [engine.wait_until_ready() for engine in engines]
-        write_list(listed, urls[:2])
+        write_list(listed, urls[:1])
         run = subprocess.Popen(command)
         try:
-            if wait_for_rollouts(run, run_dir, 2):
-                print(f"adding {urls[2]} to {listed}", flush=True)
+            if wait_for_rollouts(run, run_dir, 1):
+                print(f"adding {urls[1]} to {listed}", flush=True)
                 write_list(listed, urls)
-            if wait_for_rollouts(run, run_dir, 3):
+            if wait_for_rollouts(run, run_dir, 2):
                 print(f"taking {urls[0]} out of {listed}", flush=True)
                 write_list(listed, urls[1:])
         finally:

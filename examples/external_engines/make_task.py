@@ -1,4 +1,5 @@
-"""Writes the example's task: 81 sums, `train.jsonl`; and, with `--tiny`, a random model of one layer.
+"""Writes the example's task: 81 sums, `train.jsonl`; and, with `--tiny`, a random model, large enough to keep an engine
+busy.
 
     python -m examples.external_engines.make_task --output outputs/external-engines-data --tiny
 
@@ -11,7 +12,7 @@ from examples.prompts_task import SUMS, write_task
 
 
 def main() -> None:
-    write_task(SUMS)
+    write_task(SUMS, hidden=256, layers=4)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from colloid.engines.addresses import address_for, address_towards, free_port
+from colloid.engines.contract_generate import KNOWN_FIELDS, UNSUPPORTED_PARAMETERS
 from colloid.engines.control import EngineControl
 from colloid.engines.launch import WorkerRole
 from colloid.engines.router import ExternalRouter, Router, RouterConfig
 from colloid.errors import ConfigError, EngineError
 from colloid.rollout.client import EngineClient
+from colloid.rollout.direct import PARAMETERS_PASSED_ON, PASSED_ON, not_passed_on
 
 KEY = "a-key"
 
@@ -69,6 +71,58 @@ def test_a_request_reaches_the_engine_with_all_that_colloid_sends(router):
     request = {"input_ids": [1, 2], "rid": "r", "return_logprob": True, "sampling_params": {"sampling_seed": 7}}
     got = EngineControl(router.url, KEY).post("/generate", request)["got"]
     assert {key: got[key] for key in request} == request
+
+
+SAMPLING = {
+    **dict.fromkeys(("ebnf", "json_schema", "regex", "stop"), "text"),
+    **dict.fromkeys(("max_new_tokens", "min_new_tokens", "n", "sampling_seed", "top_k"), 3),
+    **dict.fromkeys(("frequency_penalty", "min_p", "presence_penalty", "repetition_penalty"), 0.5),
+    **dict.fromkeys(("temperature", "top_p"), 0.5),
+    **dict.fromkeys(("ignore_eos", "no_stop_trim", "skip_special_tokens"), True),
+    "stop_token_ids": [3, 4],
+}
+FIELDS = {
+    **dict.fromkeys(("bootstrap_host", "bootstrap_pair_key", "conversation_id", "custom_logit_processor"), "text"),
+    **dict.fromkeys(("extra_key", "lora_id", "lora_path", "text"), "text"),
+    **dict.fromkeys(("bootstrap_port", "bootstrap_room", "data_parallel_rank", "logprob_start_len"), 3),
+    **dict.fromkeys(("priority", "top_logprobs_num"), 3),
+    **dict.fromkeys(("background", "log_metrics", "no_logs", "return_bytes", "return_entropy"), True),
+    **dict.fromkeys(("return_hidden_states", "return_logprob", "return_text_in_logprobs"), True),
+    **dict.fromkeys(("audio_data", "image_data", "video_data", "modalities"), ["text"]),
+    **dict.fromkeys(("input_ids", "token_ids_logprob"), [3, 4]),
+    "input_embeds": [[0.5]],
+    "session_params": {"id": "s"},
+    "sampling_params": SAMPLING,
+}
+
+
+def test_a_router_passes_on_what_is_sent_through_it(router):
+    """All else goes to an engine directly, as it would be lost on its way."""
+    # `model`: smg looks for one of that name; `stream`: another kind of answer, see the contract; `rid`: above.
+    assert set(FIELDS) == PASSED_ON - {"model", "stream", "rid"} and set(SAMPLING) == PARAMETERS_PASSED_ON
+    got = EngineControl(router.url, KEY).post("/generate", FIELDS)["got"]
+    assert {name: value for name, value in FIELDS.items() if got.get(name) != value} == {}
+    assert not_passed_on(FIELDS) == []
+
+
+def test_all_that_sglang_takes_reaches_an_engine_through_the_router_or_directly(router, engine_url):
+    """Of the fields and parameters that either engine knows, and of some that none does."""
+    asked = [{name: FIELDS.get(name, [3])} for name in (KNOWN_FIELDS - {"model", "stream", "rid"}) | {"new_field"}]
+    asked += [
+        {"sampling_params": {name: SAMPLING.get(name, [3])}}
+        for name in UNSUPPORTED_PARAMETERS.keys() | set(SAMPLING) | {"logit_bias", "stream_interval", "new_parameter"}
+    ]
+
+    async def send() -> list[dict]:
+        client = EngineClient(router.url, [engine_url], api_key=KEY)
+        try:
+            answers = await asyncio.gather(*(client.generate({"input_ids": [1], **each}) for each in asked))
+        finally:
+            await client.close()
+        return [answer["got"] for answer in answers]
+
+    got = asyncio.run(send())
+    assert [each for each, arrived in zip(asked, got, strict=True) if not each.items() <= arrived.items()] == []
 
 
 def test_a_client_without_the_key_is_refused(router):

@@ -40,8 +40,8 @@ class MeddledControl(EngineControl):
 
     meddle: Callable[[str, Any], Any] | None = None
 
-    def post(self, path: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
-        return super().post(path, self.meddle(path, payload) if self.meddle else payload)
+    def post(self, path: str, payload: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        return super().post(path, self.meddle(path, payload) if self.meddle else payload, **options)
 
 
 @dataclass

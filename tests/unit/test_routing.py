@@ -16,6 +16,7 @@ from colloid.data.sample import Sample
 from colloid.errors import ConfigError, DataError, EngineError
 from colloid.rollout.direct import DirectRequests
 from colloid.rollout.generate_sample import record_routing
+from colloid.rollout.http import RequestRefused
 from colloid.training.micro_batch import make_micro_batch
 from colloid.training.sequence_split import SequenceSplit
 
@@ -196,4 +197,25 @@ def test_requests_for_experts_go_to_the_engine_that_has_the_prompt_unless_it_is_
         assert abs(places.count("a") - places.count("b")) < 25
     assert not requests._prompts and set(requests._load.values()) == {0}
     with DirectRequests("router", []).target(wanted) as url:
+        assert url == "router"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"sampling_params": {"logit_bias": {"5": 1.0}}},
+        {"sampling_params": [{"n": 1}], "input_ids": [[1, 2]]},
+        {"text": ["one", "two"]},
+        {"input_ids": [[1], [2]], "return_logprob": [True, False]},
+        {"no_such_field": 1},
+    ],
+    ids=str,
+)
+def test_what_a_router_would_drop_goes_to_an_engine_or_is_refused_where_only_the_router_may_send(asked):
+    with DirectRequests("router", ["engine"]).target({"input_ids": [1], **asked}) as url:
+        assert url == "engine"
+    paired = DirectRequests("router", ["engine"], through_router=True)
+    with pytest.raises(RequestRefused, match="does not pass on"), paired.target(asked):
+        pass
+    with paired.target({"input_ids": [1], "sampling_params": {"top_p": 0.5, "logit_bias": None}}) as url:
         assert url == "router"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 from colloid.engines.checksums import tensor_checksum as checksum
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
-from colloid.weights import tensor_transport
+from colloid.weights import engine_update, tensor_transport
 from colloid.weights.buckets import ALIGNMENT, make_buckets
 from colloid.weights.engine_update import EngineUpdate
 from colloid.weights.tensor_transport import SharedBuffer, TensorSender
@@ -62,6 +65,61 @@ def test_engine_that_refuses_to_begin_is_named_and_all_are_continued():
     for engine in (good, refusing):
         engine.close()
         assert not engine.paused and engine.calls[-1][0] == "/continue_generation"
+
+
+class Server(BaseHTTPRequestHandler):
+    """Keeps connections open; what it is asked under /hang it never answers."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        vars(self.server).setdefault("clients", []).append(self.client_address)
+        if self.path in self.server.hangs_at:
+            self.server.ended.wait(60)
+        self.send_response(200)
+        self.send_header("Content-Length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    server.hangs_at, server.ended, server.clients = set(), threading.Event(), []
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+def test_an_update_takes_few_connections_and_leaves_none(server, monkeypatch):
+    control = EngineControl(f"http://127.0.0.1:{server.server_port}", "key")
+    with EngineUpdate([control], 1) as update:
+        for _ in range(20):
+            update.post("part", "/part")
+    assert len(server.clients) == 23 and len(set(server.clients)) == 1
+    control.post("/part")
+    control.post("/part")
+    assert len(set(server.clients)) == 3, "outside an update each call has its own"
+    monkeypatch.setattr("colloid.engines.control.LONGEST_IDLE", 0.0)
+    with EngineUpdate([control], 2) as update:
+        update.post("part", "/part")
+    assert len(set(server.clients)) == 7, "one that was idle too long is not used: the server may close it"
+
+
+def test_an_engine_that_hangs_is_found_when_it_is_to_pause(server, monkeypatch):
+    monkeypatch.setattr(engine_update, "PAUSE_TIMEOUT", 0.3)
+    monkeypatch.setattr(engine_update, "CONTINUE_TIMEOUT", 0.3)
+    server.hangs_at |= {"/pause_generation", "/continue_generation"}
+    control = EngineControl(f"http://127.0.0.1:{server.server_port}", "key", timeout=300)
+    with pytest.raises(WeightSyncError, match=r"pause: 1 of 1 engines failed: .* no answer in 0\.3 s"):
+        EngineUpdate([control], 1).__enter__()
 
 
 def test_file_is_reused_while_it_is_large_enough_and_leftovers_are_removed(tmp_path, monkeypatch):

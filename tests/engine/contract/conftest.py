@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import tempfile
 import threading
 import time
@@ -19,6 +20,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from colloid.config.sglang_installed import find_python
 from colloid.engines.control import EngineControl
 from colloid.engines.launch import EngineConfig, launch_engine
+from colloid.engines.router import Router, RouterConfig
+from colloid.rollout.direct import not_passed_on
 
 KEY = "the key of the contract"
 SGLANG = find_python(Namespace(rollout_engine_python=None))
@@ -26,6 +29,7 @@ OPTIONS = {
     "embedded": {"dtype": "float32", "max-total-tokens": 16384, "max-running-requests": 16},
     "sglang": {"dtype": "float32", "max-total-tokens": 16384, "max-running-requests": 16, "tp-size": 1},
 }
+WITHOUT_SMG = pytest.mark.skipif(importlib.util.find_spec("smg") is None, reason="needs smg: pip install smg")
 WITHOUT = "needs SGLang: bash scripts/install_sglang_cpu.sh"
 
 
@@ -67,9 +71,17 @@ class Engine:
     def control(self) -> EngineControl:
         return EngineControl(self.url, KEY)
 
+    @cached_property
+    def name(self) -> str:
+        """Of the model, as it is listed."""
+        return self.call("GET", "/v1/models").json()["data"][0]["id"]
+
     def call(self, method: str, path: str, body: Any = None, *, key: str | None = KEY, **options) -> requests.Response:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return requests.request(method, self.url + path, json=body, headers=headers, timeout=60, **options)
+        return requests.request(method, self._at(path, body) + path, json=body, headers=headers, timeout=60, **options)
+
+    def _at(self, path: str, body: Any) -> str:
+        return self.url
 
     def post(self, path: str, body: Any = None, *, status: int = 200) -> Any:
         answer = self.call("POST", path, {} if body is None else body)
@@ -107,6 +119,16 @@ class Engine:
         return logits.log_softmax(-1)[len(prompt) - 1 : -1].gather(1, torch.tensor(output)[:, None])[:, 0]
 
 
+@dataclass
+class BehindRouter(Engine):
+    """The same behind a router, as colloid's client asks it: what the router would drop goes to the engine itself."""
+
+    engine_url: str = ""
+
+    def _at(self, path: str, body: Any) -> str:
+        return self.engine_url if path == "/generate" and not_passed_on(body or {}) else self.url
+
+
 def output_log_probs(answer: dict[str, Any]) -> torch.Tensor:
     return torch.tensor([entry[0] for entry in answer["meta_info"]["output_token_logprobs"]])
 
@@ -134,6 +156,20 @@ def engine(request, tiny_model_dir, tmp_path_factory):
         assert launched.process.exit_code is None, f"the engine died: {launched.process.log_tail()}"
     finally:
         launched.process.stop()
+
+
+@pytest.fixture(scope="session", params=["itself", "sglang-router", pytest.param("smg", marks=WITHOUT_SMG)])
+def front(request, engine, tmp_path_factory):
+    """The engine as a client sees it: at its own address, and behind each router."""
+    if request.param == "itself":
+        yield engine
+        return
+    router = Router(RouterConfig(kind=request.param), KEY, tmp_path_factory.mktemp("router"))
+    try:
+        router.register(engine.url)
+        yield BehindRouter(engine.kind, router.url, engine.model_dir, engine.url)
+    finally:
+        router.stop()
 
 
 @pytest.fixture
