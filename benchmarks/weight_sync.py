@@ -29,7 +29,7 @@ from colloid.engines.contract import WeightUpdateBucket
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate, GroupStart
 from colloid.engines.control import EngineControl
 from colloid.engines.embedded.memory import keep_freed_memory
-from colloid.engines.embedded.shared_memory import SharedMaps
+from colloid.engines.embedded.shared_memory import SharedRings
 from colloid.engines.embedded.update_disk import WeightFiles
 from colloid.engines.embedded.update_group import UpdateGroups
 from colloid.weights.senders import SendOptions, make_sender
@@ -44,7 +44,7 @@ class Receiver:
         self.tensors: dict[str, torch.Tensor] = {}
         self.version = "0"
         self._groups = UpdateGroups()
-        self._maps = SharedMaps()
+        self._rings = SharedRings()
         self._files = WeightFiles((place,))
 
     def take(self, name: str, tensor: torch.Tensor) -> None:
@@ -56,7 +56,7 @@ class Receiver:
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if path == "/update_weights_from_tensor":
             # As in the engine: copied out, to be packed; here the copy is all that is kept.
-            for name, tensor in self._maps.tensors(WeightUpdateBucket.from_json(body), lambda _: None):
+            for name, tensor in self._rings.tensors(WeightUpdateBucket.from_json(body), lambda _: None):
                 self.tensors[name] = tensor
         elif path == "/init_weights_update_group":
             self._groups.join(GroupStart.from_json(body))
@@ -74,7 +74,7 @@ class Receiver:
                 for name, tensor in self._files.directory(update.path).tensors(1 << 20):
                     self.take(name, tensor)
         elif path == "/end_weight_update":
-            self._maps.forget()
+            self._rings.forget()
         self.version = body.get("weight_version", self.version)
         return {}
 

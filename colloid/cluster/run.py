@@ -291,7 +291,7 @@ class Run:
             self._saving.settle(deadline)
         ray.shutdown()
         if self._processes.any_died:
-            from colloid.weights.tensor_transport import remove_leftovers  # imports torch
+            from colloid.weights.ring_writer import remove_leftovers  # imports torch
 
             remove_leftovers()
 

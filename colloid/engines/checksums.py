@@ -52,15 +52,3 @@ def raw_bytes(tensor: torch.Tensor) -> np.ndarray:
 def tensor_checksum(tensor: torch.Tensor, algorithm: str = TENSOR_CHECKSUM) -> str:
     """The checksum of a tensor's raw bytes."""
     return digest(raw_bytes(tensor), algorithm)
-
-
-PIECE_BYTES = 1 << 18
-
-
-def copy_hashed(source: np.ndarray, target: np.ndarray, hasher: Any) -> None:
-    """Copies bytes piece by piece, and takes what has been written into the checksum while it is in the cache."""
-    for begin in range(0, len(source), PIECE_BYTES):
-        piece = source[begin : begin + PIECE_BYTES]
-        written = target[begin : begin + len(piece)]
-        np.copyto(written, piece)
-        hasher.update(written)

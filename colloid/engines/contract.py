@@ -18,6 +18,7 @@ from colloid.engines.contract_fields import (
     as_token_ids,
     shown,
 )
+from colloid.engines.shared_ring import MAX_READERS
 
 ITEM_SIZES = {"float32": 4, "bfloat16": 2}
 """Dtypes that weights are sent in -> bytes of an element."""
@@ -57,7 +58,7 @@ class PauseRequest:
 
 @dataclass(frozen=True)
 class TensorDescriptor:
-    """Where in the shared memory one tensor lies: `offset` in bytes, row-major."""
+    """Where in its bucket one tensor lies: `offset` in bytes, row-major."""
 
     name: str
     dtype: str
@@ -92,13 +93,18 @@ class WeightUpdateStart:
 
 @dataclass(frozen=True)
 class WeightUpdateBucket:
-    """Some tensors in a shared memory file; `checksum` is the xxh3_128 of its first `size` bytes."""
+    """Some tensors that come through shared memory, see `colloid.engines.shared_ring`.
+
+    `size` bytes with the tensors at their offsets pass through it from position `begin` on, and after them the xxh3_128
+    of all tensors' bytes. `reader`: where in the header this engine says how far it is.
+    """
 
     weight_version: str
     path: str
     size: int
+    begin: int
+    reader: int
     tensors: tuple[TensorDescriptor, ...] = field(repr=False)
-    checksum: str = ""
 
     @classmethod
     def from_json(cls, body: Any) -> "WeightUpdateBucket":
@@ -112,8 +118,9 @@ class WeightUpdateBucket:
             weight_version=as_string(body.get("weight_version"), "weight_version"),
             path=as_string(memory.get("path"), "shared_memory: path"),
             size=size,
+            begin=as_integer(memory.get("begin"), "shared_memory: begin", 0),
+            reader=as_integer(memory.get("reader"), "shared_memory: reader", 0, MAX_READERS - 1),
             tensors=tuple(TensorDescriptor.from_json(t, size) for t in tensors),
-            checksum=as_string(body.get("checksum"), "checksum"),
         )
 
 

@@ -1,168 +1,87 @@
-"""Weights to engines on the same host through shared memory: a file, filled bucket by bucket.
+"""Weights to engines on the same host through shared memory: a small ring that engines read while it is written.
 
-    fill a file -> every engine copies it out -> answer
-
-for each bucket; there are several files, so that one is filled while the engines read others. They are small, so that
-what one side has written is in the cache when the other reads it.
+One call a bucket tells an engine what comes; its bytes pass through the ring, whose pages stay in the cache. So the
+weights are read from memory once, and written once by each engine.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import os
-import secrets
-import tempfile
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import xxhash
-
-from colloid.engines.checksums import copy_hashed, raw_bytes
 from colloid.engines.control import EngineControl
-from colloid.errors import WeightSyncError
+from colloid.engines.shared_ring import ALIGNMENT
 from colloid.weights.buckets import Bucket, make_buckets
 from colloid.weights.engine_update import EngineUpdate
+from colloid.weights.ring_writer import RingWriter
 from colloid.weights.senders import NamedTensors, Sent
 
-PREFIX = "colloid-weights-"
-NUM_BUFFERS = 4
-MOST_BUCKET_BYTES = 32 << 20
-SHARED_DIRECTORIES = (Path("/dev/shm"), Path(tempfile.gettempdir()))
-"""Where the file may lie, the first that has room."""
-
-
-class SharedBuffer:
-    """A file in shared memory that buckets are written into, one after another. Readable by this user alone.
-
-    Its pages are reserved before they are written, so that a full /dev/shm is an error here (and another place is
-    tried) rather than a crash. Closing removes it; files that killed processes left behind are removed too.
-    """
-
-    def __init__(self) -> None:
-        self.path: Path | None = None
-        self._file = -1
-        self._memory: mmap.mmap | None = None
-
-    def fill(self, bucket: Bucket) -> dict[str, Any]:
-        """Copies the bucket's tensors in.
-
-        Returns:
-            What an engine needs to read them: the file, names, dtypes, shapes, offsets, and the checksum of the whole.
-        """
-        self._reserve(bucket.size)
-        view = np.frombuffer(self._memory, np.uint8)
-        hasher = xxhash.xxh3_128()
-        described = []
-        end = 0
-        for name, tensor, offset in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True):
-            view[end:offset] = 0
-            hasher.update(view[end:offset])
-            end = offset + tensor.nbytes
-            copy_hashed(raw_bytes(tensor), view[offset:end], hasher)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": offset})
-        return {
-            "shared_memory": {"path": str(self.path), "size": bucket.size},
-            "tensors": described,
-            "checksum": hasher.hexdigest(),
-        }
-
-    def close(self) -> None:
-        """Removes the file."""
-        self._memory = None  # unmapped with the last view of it
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-            self.path = None
-
-    def _reserve(self, size: int) -> None:
-        if self._memory is not None and len(self._memory) >= size:
-            return
-        self.close()
-        errors = []
-        for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
-            _remove_leftovers(directory)
-            self.path = directory / f"{PREFIX}{secrets.token_hex(8)}"
-            self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_EX)
-                os.posix_fallocate(self._file, 0, size)
-            except OSError as error:
-                errors.append(f"{directory}: {error}")
-                self.close()
-            else:
-                self._memory = mmap.mmap(self._file, size, mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0))
-                return
-        raise WeightSyncError(f"no room for {size} bytes of weights to share with the engines ({'; '.join(errors)})")
-
-
-def remove_leftovers() -> None:
-    """Removes what processes of this user that were killed have left in shared memory."""
-    for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
-        _remove_leftovers(directory)
-
-
-def _remove_leftovers(directory: Path) -> None:
-    """A living owner holds the lock of its file; one without bytes is about to be locked."""
-    for path in directory.glob(PREFIX + "*"):
-        try:
-            file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except OSError:  # someone else's, or removed by another run meanwhile
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            status = os.fstat(file)
-            if status.st_uid == os.getuid() and status.st_size:
-                path.unlink(missing_ok=True)
-        except BlockingIOError:  # its owner lives
-            pass
-        finally:
-            os.close(file)
+RING_BYTES = 8 << 20
+"""Of shared memory; little enough to stay in a cache."""
+MOST_BUCKET_BYTES = 128 << 20
+CALLS_AT_ONCE = 2
+"""To one engine: that of a bucket which it reads to its end, and the next one's."""
 
 
 class TensorSender:
     """A `WeightSender` to engines on this host.
 
     Args:
-        buffer_size: bytes of shared memory at most; a tensor larger than a file of it is a bucket of its own.
-        keep: whether the shared memory is kept between updates, as making it takes as long as filling it.
+        buffer_size: bytes of a bucket and of the shared memory, at most; a larger tensor is a bucket of its own.
+        keep: whether the shared memory is kept between updates.
     """
 
     def __init__(self, buffer_size: int, pause_mode: str, *, keep: bool = True):
-        self._bucket_size = max(1, min(buffer_size // NUM_BUFFERS, MOST_BUCKET_BYTES))
+        self._ring = RingWriter(min(RING_BYTES, buffer_size // 4))
+        self._bucket_size = max(ALIGNMENT, min(buffer_size * 3 // 4, MOST_BUCKET_BYTES))
         self._pause_mode, self._keep = pause_mode, keep
-        self._buffers = [SharedBuffer() for _ in range(NUM_BUFFERS)]
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         num_tensors, num_bytes = 0, 0
-        with EngineUpdate(engines, version, self._pause_mode, calls_at_once=NUM_BUFFERS) as update:
+        with EngineUpdate(engines, version, self._pause_mode, calls_at_once=CALLS_AT_ONCE) as update:
             under_way: deque[list[Future]] = deque()
             try:
-                for row, bucket in enumerate(make_buckets(tensors, self._bucket_size)):
-                    if len(under_way) == NUM_BUFFERS:
+                self._ring.begin(len(engines))
+                for bucket in make_buckets(tensors, self._bucket_size):
+                    begin = self._ring.position
+                    under_way.append(self._announce(update, bucket))
+                    self._ring.put(bucket, lambda: _ended(under_way))
+                    # So that no engine takes the next one first.
+                    self._ring.wait_until_begun(begin, lambda: _ended(under_way))
+                    while len(under_way) >= CALLS_AT_ONCE:
                         update.finish("bucket", under_way.popleft())
-                    payload = update.version | self._buffers[row % NUM_BUFFERS].fill(bucket)
-                    under_way.append(update.start("/update_weights_from_tensor", payload))
                     num_tensors += len(bucket.names)
                     num_bytes += bucket.size
                 while under_way:
                     update.finish("bucket", under_way.popleft())
             except BaseException:
-                self.close()  # an engine may still read
+                self._ring.give_up()
                 raise
             if not self._keep:
-                self.close()  # before the end, at which engines drop their maps of what is gone
+                self._ring.close()  # before the end, at which engines drop their maps of what is gone
             update.end(num_tensors)
         return Sent(num_tensors, num_bytes, update.seconds_paused)
 
     def close(self) -> None:
         """Gives the shared memory back."""
-        for buffer in self._buffers:
-            buffer.close()
+        self._ring.close()
+
+    def _announce(self, update: EngineUpdate, bucket: Bucket) -> list[Future]:
+        described = [
+            {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "offset": at}
+            for name, tensor, at in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True)
+        ]
+        memory = {"path": str(self._ring.path), "size": bucket.size, "begin": self._ring.position}
+
+        def payload(reader: int) -> dict[str, Any]:
+            return update.version | {"shared_memory": memory | {"reader": reader}, "tensors": described}
+
+        return update.start("/update_weights_from_tensor", payload)
+
+
+def _ended(calls: Sequence[list[Future]]) -> set[int]:
+    """The places of engines of which a call has failed, or the last one is over."""
+    failed = {place for row in calls for place, call in enumerate(row) if call.done() and call.exception()}
+    return failed | {place for place, call in enumerate(calls[-1]) if call.done()}

@@ -68,7 +68,7 @@ CHAT = {
     "chat_template_kwargs": {},
 }
 COMPLETION = {"model": "m", "prompt": "a", "max_tokens": 1, "logprobs": 1, "echo": True, "seed": 5}
-MEMORY = {"path": "/dev/shm/colloid-weights-none", "size": 64}
+MEMORY = {"path": "/dev/shm/colloid-weights-none", "size": 64, "begin": 0, "reader": 0}
 TENSOR = {"name": "model.norm.weight", "dtype": "float32", "shape": [4], "offset": 0}
 UPDATES: dict[str, dict[str, Any]] = {
     "/begin_weight_update": {"weight_version": "9"},
@@ -77,7 +77,6 @@ UPDATES: dict[str, dict[str, Any]] = {
         "weight_version": "9",
         "shared_memory": MEMORY,
         "tensors": [TENSOR],
-        "checksum": "0" * 32,
     },
     "/update_weights_from_disk": {"model_path": "/nowhere", "load_format": "auto", "weight_version": "9"},
     "/update_weights_from_distributed": {

@@ -19,7 +19,7 @@ from colloid.engines.router import Router, RouterConfig
 from colloid.errors import EngineError
 from colloid.weights.senders import SendOptions, make_sender
 from tests.engine.conftest import API_KEY
-from tests.engine.malformed import UPDATES, Bad, draw, raw_requests
+from tests.engine.malformed import MEMORY, UPDATES, Bad, draw, raw_requests
 from tests.engine.models import prompt_of
 
 pytestmark = pytest.mark.timeout(120)
@@ -173,7 +173,7 @@ def test_malformed_updates_break_no_engine_and_a_complete_one_repairs_what_they_
     body = UPDATES["/update_weights_from_tensor"]
     for path in (str(memory), "/etc/passwd", "/dev/zero", "/dev/shm"):
         with pytest.raises(EngineError, match="status 400"):
-            control.post("/update_weights_from_tensor", body | {"shared_memory": {"path": path, "size": 64}})
+            control.post("/update_weights_from_tensor", body | {"shared_memory": MEMORY | {"path": path}})
     with pytest.raises(EngineError, match="status 400.*a weight update was not completed"):
         control.post("/continue_generation")
     assert "not completed" in server.post("/generate", GOOD, status=503)["error"]["message"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -13,12 +14,14 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file
 
 from colloid.engines.checksums import tensor_checksum
 from colloid.engines.control import EngineControl
 from colloid.engines.delta_files import MANIFEST
 from colloid.errors import EngineError, WeightSyncError
+from colloid.weights import engine_update, ring_writer
 from colloid.weights.equality import check_equal
 from colloid.weights.senders import SendOptions, Sent, WeightSender, make_sender
 from tests.parallel.engine import embedded_engines
@@ -139,17 +142,68 @@ def refused(engines: Pair, sender: WeightSender, controls: list | None, match: s
     engines.check()
 
 
-def test_a_damaged_bucket_of_shared_memory_is_noticed_and_repaired(engines):
-    def damage(path: str, payload: Any) -> Any:
-        if path == "/update_weights_from_tensor":
-            with open(payload["shared_memory"]["path"], "r+b") as file:
-                file.write(b"damaged")
-        return payload
+class Forgetful:
+    """A checksum that misses the last byte of each piece."""
+
+    def __init__(self, make: Callable[[], Any] = xxhash.xxh3_128) -> None:
+        self._hasher = make()
+
+    def update(self, data: Any) -> None:
+        self._hasher.update(data[:-1])
+
+    def digest(self) -> bytes:
+        return self._hasher.digest()
+
+
+def test_a_damaged_bucket_of_shared_memory_is_noticed_and_repaired(engines, monkeypatch):
+    with sending(engines, "tensor") as sender:
+        engines.change()
+        with monkeypatch.context() as patched:
+            patched.setattr(ring_writer.xxhash, "xxh3_128", Forgetful)
+            with pytest.raises(WeightSyncError, match="bucket: 2 of 2 engines failed.*the sender's is"):
+                engines.sync(sender)
+        engines.sync(sender)
+        engines.check()
+
+
+@pytest.mark.parametrize("moment", ["before", "within"])
+def test_an_engine_that_does_not_read_a_bucket_holds_up_no_other(engines, moment):
+    def meddle(path: str, payload: Any) -> Any:
+        if path != "/update_weights_from_tensor":
+            return payload
+        if moment == "before":
+            raise EngineError("the connection broke")
+        first, *others = payload["tensors"]
+        return payload | {"tensors": [first | {"name": "model.nothing"}, *others]}
 
     controls = engines.controls()
-    controls[1].meddle = damage
+    controls[1].meddle = meddle
     with sending(engines, "tensor") as sender:
-        refused(engines, sender, controls, "bucket.*of 2 engines failed.*checksum")
+        refused(engines, sender, controls, "bucket: 1 of 2 engines failed: .*(broke|no tensor 'model.nothing')")
+
+
+def test_an_engine_that_stops_reading_is_waited_for_no_longer_than_its_deadline(engines, monkeypatch):
+    monkeypatch.setattr(ring_writer, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(engine_update, "CONTINUE_TIMEOUT", 1.0)
+    controls = engines.controls()
+    controls[1].timeout = 4
+
+    def stop(path: str, payload: Any) -> Any:
+        if path == "/update_weights_from_tensor":
+            os.kill(engines.pids[1], signal.SIGSTOP)
+        return payload
+
+    controls[1].meddle = stop
+    try:
+        with sending(engines, "tensor") as sender:
+            engines.change()
+            with pytest.raises(WeightSyncError, match="bucket: 1 of 2 engines failed: .*no answer in 4 s"):
+                engines.sync(sender, controls)
+            os.kill(engines.pids[1], signal.SIGCONT)
+            engines.sync(sender)
+            engines.check()
+    finally:
+        os.kill(engines.pids[1], signal.SIGCONT)
 
 
 @pytest.mark.parametrize("lost", ["bucket", "checksum", "body", "end"])

@@ -1,16 +1,19 @@
 """Weights through shared memory: complete, checked, versioned; nothing is generated with a mixture."""
 
+import fcntl
 import json
 import os
-import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-import xxhash
 from safetensors.torch import load_file
 
 from colloid.engines.embedded.weights import tensor_checksum
+from colloid.engines.shared_ring import HEADER_BYTES
+from colloid.weights.buckets import make_buckets
+from colloid.weights.ring_writer import RingWriter
 from tests.engine.models import add, make_engine, prompt_of, run, stream_of
 from tests.engine.test_server import Background, idle
 
@@ -20,25 +23,40 @@ NUM_SYNCS = 24
 
 
 class Sender:
-    """A trainer's side of the protocol, over one file of shared memory."""
+    """A trainer's side of the protocol, step by step, over a ring that all weights fit into."""
 
-    def __init__(self, server, path: Path):
-        self.server, self.path = server, path
+    def __init__(self, server):
+        self.server, self._ring = server, RingWriter(4 << 20)
 
     def describe(self, tensors: dict[str, torch.Tensor]) -> dict:
-        """Writes the tensors into the file; the body of the request that sends them."""
-        data, described = bytearray(), []
-        for name, tensor in tensors.items():
-            data += bytes(-len(data) % 64)
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            described.append({"name": name, "dtype": dtype, "shape": list(tensor.shape), "offset": len(data)})
-            data += tensor.contiguous().view(torch.uint8).numpy().tobytes()
-        self.path.write_bytes(data)
-        return {
-            "shared_memory": {"path": str(self.path), "size": len(data)},
-            "tensors": described,
-            "checksum": xxhash.xxh3_128_hexdigest(bytes(data)),
-        }
+        """Writes the tensors into a new ring; the body of the request that sends them."""
+        self.close()
+        self._ring.begin(1)
+        (bucket,) = make_buckets(tensors.items(), 4 << 20)
+        memory = {"path": str(self._ring.path), "size": bucket.size, "begin": 0, "reader": 0}
+        self._ring.put(bucket, lambda: ())
+        described = [
+            {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "offset": at}
+            for name, tensor, at in zip(bucket.names, bucket.tensors, bucket.offsets, strict=True)
+        ]
+        return {"shared_memory": memory, "tensors": described}
+
+    @property
+    def path(self) -> Path:
+        return self._ring.path
+
+    def wait_until_read(self, body: dict) -> None:
+        self._ring.wait_until_begun(body["shared_memory"]["begin"], lambda: ())
+
+    def give_up(self) -> None:
+        self._ring.give_up()
+
+    def kill(self) -> None:
+        """Lets go of the lock, as the end of a process does."""
+        fcntl.flock(self._ring._file, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        self._ring.close()
 
     def send(self, tensors, version: str, num_buckets: int = 3) -> None:
         names = list(tensors)
@@ -51,9 +69,9 @@ class Sender:
 
 @pytest.fixture
 def sender(server):
-    path = Path("/dev/shm") / f"colloid-test-{uuid.uuid4().hex}"
-    yield Sender(server, path)
-    path.unlink(missing_ok=True)
+    sender = Sender(server)
+    yield sender
+    sender.close()
 
 
 @pytest.fixture(autouse=True)
@@ -149,10 +167,21 @@ def test_an_incomplete_update_is_refused_with_what_is_missing_and_nothing_is_gen
     assert server.generate(**GREEDY)["meta_info"]["weight_version"] == "2"
 
 
+def damage(path: str) -> None:
+    """Changes a byte of what was written."""
+    with open(path, "r+b") as file:
+        file.seek(HEADER_BYTES)
+        byte = file.read(1)[0]
+        file.seek(HEADER_BYTES)
+        file.write(bytes([byte ^ 1]))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda body: body.update(checksum="0" * 32), "checksum"),
+        (lambda body: damage(body["shared_memory"]["path"]), "checksum"),
+        (lambda body: body["shared_memory"].update(begin=64), "begins at 64, but the one before ended at 0"),
+        (lambda body: body["shared_memory"].update(reader=256), "reader"),
         (lambda body: body["tensors"][0].update(name="model.nothing"), "no tensor 'model.nothing'"),
         (lambda body: body["tensors"][0].update(shape=[1, 1]), "has shape"),
         (lambda body: body["tensors"][0].update(offset=3), "aligned"),
@@ -163,7 +192,6 @@ def test_an_incomplete_update_is_refused_with_what_is_missing_and_nothing_is_gen
         (lambda body: body["shared_memory"].update(path="/dev/shm/../../etc/passwd"), "must lie in"),
         (lambda body: body["shared_memory"].update(path="/dev/shm/not-there"), "cannot open"),
         (lambda body: body["shared_memory"].update(path="/dev/shm/\0"), "cannot open"),
-        (lambda body: body["shared_memory"].update(size=1 << 40), "bytes"),
         (lambda body: body["shared_memory"].update(size=-1), "size"),
         (lambda body: body.update(tensors="all"), "tensors"),
     ],
@@ -181,12 +209,26 @@ def test_a_tensor_that_is_sent_twice_is_refused(server, sender, original):
     server.post("/begin_weight_update", {"weight_version": "1"})
     body = {"weight_version": "1", **sender.describe(original)}
     server.post("/update_weights_from_tensor", body)
+    body |= sender.describe(original)
     assert "sent twice" in server.post("/update_weights_from_tensor", body, status=400)["error"]["message"]
 
 
-def test_links_are_not_followed(server, sender, original):
-    link = sender.path.with_name(sender.path.name + "-link")
+@pytest.mark.parametrize(("end", "message"), [("give_up", "has given up"), ("kill", "has ended")])
+def test_a_sender_that_ends_within_a_bucket_is_not_waited_for(server, sender, original, end, message):
+    server.post("/pause_generation", {"mode": "in_place"})
+    server.post("/begin_weight_update", {"weight_version": "1"})
     body = {"weight_version": "1", **sender.describe(original)}
+    body["shared_memory"]["size"] += 1 << 20  # more is to come
+    with ThreadPoolExecutor(1) as threads:
+        refused = threads.submit(server.post, "/update_weights_from_tensor", body, status=400)
+        sender.wait_until_read(body)
+        getattr(sender, end)()
+        assert message in refused.result(30)["error"]["message"]
+
+
+def test_links_are_not_followed(server, sender, original):
+    body = {"weight_version": "1", **sender.describe(original)}
+    link = sender.path.with_name(sender.path.name + "-link")
     link.symlink_to(sender.path)
     try:
         server.post("/pause_generation", {"mode": "in_place"})

@@ -5,7 +5,6 @@ it was told.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import sys
 import threading
@@ -17,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
+from colloid.engines.contract import WeightUpdateBucket
+from colloid.engines.contract_fields import BadRequest
+from colloid.engines.embedded.shared_memory import SharedRings
 from tests.parallel.ranks import FORKS, print_to
 
 
@@ -68,6 +69,7 @@ class RecordingEngine:
         self.paused = False
         self.problems: list[str] = []
         self._tensors: dict[str, torch.Tensor] = {}
+        self._rings, self._lock = SharedRings(), threading.Lock()
         engine = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -77,7 +79,8 @@ class RecordingEngine:
                     engine.problems.append(f"{self.path} without the key")
                 failed = self.path == fail_at
                 if not failed:
-                    engine.take(self.path, payload)
+                    with engine._lock:
+                        engine.take(self.path, payload)
                 self.send_response(500 if failed else 200)
                 self.end_headers()
                 self.wfile.write(b"out of memory" if failed else b"{}")
@@ -110,15 +113,10 @@ class RecordingEngine:
             self.updates.append(self._tensors)
 
     def _copy_out(self, payload: dict[str, Any]) -> None:
-        path, size = Path(payload["shared_memory"]["path"]), payload["shared_memory"]["size"]
+        path = Path(payload["shared_memory"]["path"])
         if path.stat().st_mode & 0o777 != 0o600:
             self.problems.append(f"{path} has the mode {path.stat().st_mode:o}")
-        with path.open("rb") as file, mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory:
-            data = bytes(memory)
-        if xxhash.xxh3_128_hexdigest(data) != payload["checksum"]:
-            self.problems.append("the checksum differs")
-        for tensor in payload["tensors"]:
-            values = torch.frombuffer(bytearray(data[tensor["offset"] :]), dtype=torch.uint8)
-            dtype = getattr(torch, tensor["dtype"])
-            count = torch.Size(tensor["shape"]).numel() * dtype.itemsize
-            self._tensors[tensor["name"]] = values[:count].view(dtype).view(tensor["shape"]).clone()
+        try:
+            self._tensors.update(self._rings.tensors(WeightUpdateBucket.from_json(payload), lambda _name: None))
+        except BadRequest as error:
+            self.problems.append(str(error))

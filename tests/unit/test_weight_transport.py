@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from colloid.engines.checksums import tensor_checksum as checksum
 from colloid.engines.control import EngineControl
 from colloid.errors import WeightSyncError
-from colloid.weights import engine_update, tensor_transport
+from colloid.weights import engine_update, ring_writer
 from colloid.weights.buckets import ALIGNMENT, make_buckets
 from colloid.weights.engine_update import EngineUpdate
-from colloid.weights.tensor_transport import SharedBuffer, TensorSender
+from colloid.weights.ring_writer import RingWriter
+from colloid.weights.tensor_transport import TensorSender
 from tests.parallel.engine import RecordingEngine
 
 
@@ -35,13 +37,14 @@ def test_buckets_keep_order_and_bound_and_alignment(sizes, bound):
 
 
 def test_tensors_arrive_bit_by_bit_in_both_dtypes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", (tmp_path,))
+    monkeypatch.setattr(ring_writer, "SHARED_DIRECTORIES", (tmp_path,))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     engine = RecordingEngine()
     tensors = {
         "a": torch.randn(3, 5),
         "b": torch.randn(7).bfloat16(),
         "transposed": torch.randn(4, 6).t(),
-        "scalar": torch.tensor(2.5),
+        "one": torch.tensor([2.5]),
     }
     sender = TensorSender(200, "retract")
     sent = sender.send([EngineControl(engine.url, "key")], 3, iter(tensors.items()))
@@ -122,23 +125,23 @@ def test_an_engine_that_hangs_is_found_when_it_is_to_pause(server, monkeypatch):
         EngineUpdate([control], 1).__enter__()
 
 
-def test_file_is_reused_while_it_is_large_enough_and_leftovers_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", (tmp_path,))
-    leftover = tmp_path / (tensor_transport.PREFIX + "killed")
+def test_the_file_is_kept_and_leftovers_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(ring_writer, "SHARED_DIRECTORIES", (tmp_path,))
+    leftover = tmp_path / (ring_writer.PREFIX + "killed")
     leftover.write_bytes(b"x")
-    others = tmp_path / "another's", tmp_path / (tensor_transport.PREFIX + "to be locked")
+    others = tmp_path / "another's", tmp_path / (ring_writer.PREFIX + "to be locked")
     for other in others:
         other.touch()
-    (tmp_path / (tensor_transport.PREFIX + "link")).symlink_to(others[0])
-    (tmp_path / (tensor_transport.PREFIX + "gone")).symlink_to("nowhere")
+    (tmp_path / (ring_writer.PREFIX + "link")).symlink_to(others[0])
+    (tmp_path / (ring_writer.PREFIX + "gone")).symlink_to("nowhere")
     kept = sorted(tmp_path.iterdir())
     kept.remove(leftover)
-    living = SharedBuffer()
-    (bucket,) = make_buckets([("a", torch.ones(100))], 10_000)
-    paths = {living.fill(bucket)["shared_memory"]["path"] for _ in range(3)}
-    assert len(paths) == 1
-    other = SharedBuffer()
-    other.fill(bucket)
+    living, other = RingWriter(1000), RingWriter(1000)
+    living.begin(1)
+    path = living.path
+    living.begin(2)
+    assert living.path == path
+    other.begin(1)
     assert not leftover.exists()
     assert len(list(tmp_path.iterdir())) == len(kept) + 2
     living.close()
@@ -147,13 +150,12 @@ def test_file_is_reused_while_it_is_large_enough_and_leftovers_are_removed(tmp_p
 
 
 def test_no_room_is_an_error_with_the_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", (tmp_path,))
+    monkeypatch.setattr(ring_writer, "SHARED_DIRECTORIES", (tmp_path,))
 
     def full(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tensor_transport.os, "posix_fallocate", full)
-    (bucket,) = make_buckets([("a", torch.ones(100))], 10_000)
-    with pytest.raises(WeightSyncError, match="no room for 400 bytes of weights .*No space left"):
-        SharedBuffer().fill(bucket)
+    monkeypatch.setattr(ring_writer.os, "posix_fallocate", full)
+    with pytest.raises(WeightSyncError, match="no room for 4480 bytes .*No space left"):
+        RingWriter(400).begin(1)
     assert list(tmp_path.iterdir()) == []

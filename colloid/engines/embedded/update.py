@@ -13,7 +13,7 @@ from colloid.engines.contract import WeightUpdateBucket, WeightUpdateEnd, Weight
 from colloid.engines.contract_fields import BadRequest
 from colloid.engines.contract_weights import BroadcastBucket, DiskUpdate
 from colloid.engines.embedded.engine import Engine
-from colloid.engines.embedded.shared_memory import SharedMaps
+from colloid.engines.embedded.shared_memory import SharedRings
 from colloid.engines.embedded.update_disk import WeightFiles
 from colloid.engines.embedded.update_group import UpdateGroups
 from colloid.engines.embedded.weights import WeightStore
@@ -34,7 +34,7 @@ class WeightUpdates:
         self._num_received = 0
         self._awaited: frozenset[str] = frozenset()  # what of a delta is to come again
         self._files = WeightFiles(places)
-        self._maps = SharedMaps()
+        self._rings = SharedRings()
         self.groups = UpdateGroups()
         self.weights_complete = True
         self._takes_weights = True
@@ -46,7 +46,7 @@ class WeightUpdates:
 
     def check_can_continue(self) -> None:
         """Raises, and gives up an update that is going on, if the weights are a mixture."""
-        self._maps.forget()
+        self._rings.forget()
         if not self.weights_complete:
             self._version = None
             raise BadRequest("a weight update was not completed: send a complete one before generation continues")
@@ -55,7 +55,7 @@ class WeightUpdates:
         """Frees the weights, and takes no others until `await_weights`."""
         if self._version is not None:
             raise BadRequest(f"the update to version {self._version!r} is going on: end it before memory is released")
-        self._maps.clear()
+        self._rings.clear()
         self._store.drop()
         self.weights_complete = self._takes_weights = False
 
@@ -72,7 +72,7 @@ class WeightUpdates:
         """Reads, checks and installs the tensors of one bucket; on return the file may be filled anew."""
         self._check_version(bucket.weight_version)
         self.weights_complete = False
-        for name, tensor in self._maps.tensors(bucket, self._store.dtype_of):
+        for name, tensor in self._rings.tensors(bucket, self._store.dtype_of):
             self._take(name, tensor, copy=False)
 
     def receive_broadcast(self, bucket: BroadcastBucket) -> None:
@@ -89,7 +89,7 @@ class WeightUpdates:
     def end(self, end: WeightUpdateEnd) -> None:
         """Raises unless the update is complete; then the engine has the new version and an empty prefix cache."""
         self._check_version(end.weight_version)
-        self._maps.forget()
+        self._rings.forget()
         self._version = None
         self.weights_complete = False
         try:
