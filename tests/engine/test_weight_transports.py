@@ -225,8 +225,13 @@ def test_a_full_disk_is_an_error_that_names_the_directory_and_harms_no_engine(en
 
 
 @pytest.mark.parametrize("damage", ["one block", "a file"])
-def test_what_of_a_delta_did_not_arrive_is_sent_again(engines, damage):
+def test_what_of_a_delta_did_not_arrive_is_sent_again_and_the_hook_is_told_of_it(engines, damage):
+    again = []
+
     def lose(version_dir: str, rollout_engines: list) -> None:
+        if version_dir.endswith("_again"):
+            again.append((Path(version_dir, MANIFEST).exists(), [engine.url for engine in rollout_engines]))
+            return
         for file in Path(version_dir).glob("delta-*.bin"):
             if damage == "a file":
                 file.unlink()
@@ -238,6 +243,7 @@ def test_what_of_a_delta_did_not_arrive_is_sent_again(engines, damage):
         engines.change()
         sent = engines.sync(sender)
         engines.check()
+    assert again == [(True, engines.urls)]
     total = sum(tensor.nbytes for tensor in engines.tensors.values())
     assert sent.num_bytes > 0.5 * total if damage == "a file" else sent.num_bytes < 0.5 * total
 
