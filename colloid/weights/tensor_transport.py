@@ -89,9 +89,10 @@ class SharedBuffer:
         errors = []
         for directory in filter(Path.is_dir, SHARED_DIRECTORIES):
             _remove_leftovers(directory)
-            self.path = directory / f"{PREFIX}{secrets.token_hex(8)}"
-            self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+            path = directory / f"{PREFIX}{secrets.token_hex(8)}"
             try:
+                self._file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+                self.path = path  # only now is there anything to remove
                 fcntl.flock(self._file, fcntl.LOCK_EX)
                 os.posix_fallocate(self._file, 0, size)
             except OSError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,3 +158,29 @@ def test_no_room_is_an_error_with_the_reason(tmp_path, monkeypatch):
     with pytest.raises(WeightSyncError, match="no room for 400 bytes of weights .*No space left"):
         SharedBuffer().fill(bucket)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_file_can_be_made_another_place_is_taken(tmp_path, monkeypatch):
+    places = [tmp_path / "first", tmp_path / "second"]
+    monkeypatch.setattr(tensor_transport, "SHARED_DIRECTORIES", places)
+    for place in places:
+        place.mkdir()
+    read_only, open_file, unlink = {places[0]}, tensor_transport.os.open, Path.unlink
+
+    def refusing(call):
+        def refused(path, *args, **options):
+            if Path(path).parent in read_only:
+                raise OSError(30, "Read-only file system")
+            return call(path, *args, **options)
+
+        return refused
+
+    monkeypatch.setattr(tensor_transport.os, "open", refusing(open_file))
+    monkeypatch.setattr(Path, "unlink", refusing(unlink))
+    (bucket,) = make_buckets([("a", torch.ones(100))], 10_000)
+    buffer = SharedBuffer()
+    assert Path(buffer.fill(bucket)["shared_memory"]["path"]).parent == places[1]
+    buffer.close()
+    read_only.add(places[1])
+    with pytest.raises(WeightSyncError, match="no room for 400 bytes .*first: .*Read-only.*second: .*Read-only"):
+        SharedBuffer().fill(bucket)
