@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from colloid.checkpoints import MARKER, checkpoint_name
 from colloid.config import Args
-from colloid.config.restart import Restart, options_to_go_on
+from colloid.config.restart import FOLLOWS_FROM_START, Restart, options_to_go_on
 from colloid.errors import ConfigError, DataError, HookError, written_for_user
 
 VARIABLE = "COLLOID_RESTART"
@@ -92,7 +92,8 @@ class Restarts:
             return None
         options, place = self._given, args.resume_from or "the start"
         if _marker_time(args.save) != self._marker_before:  # else a checkpoint there is not of this run
-            options = options_to_go_on(self._given, args.save)
+            followed = {name: getattr(args, name) for name in FOLLOWS_FROM_START}
+            options = options_to_go_on(self._given, args.save, followed)
             place = os.path.join(args.save, checkpoint_name(int(Path(args.save, MARKER).read_text())))
         failed_at, reason = time.time(), str(written or f"{type(error).__name__}: {error}")
         line = {"restart": number, "time": failed_at, "from": place, "reason": reason}

@@ -5,7 +5,8 @@
 
 Where the trainer's weights are ahead of the engines' version, newcomers wait for the next sync; where no engine serves
 at all that would never come, and it is made at once. With `--use-fault-tolerance` engines that fail in an update are
-left out, and it is sent again to the others, which may have a part of it.
+left out, and it is sent again to the others, which may have a part of it; so it is where a comparison that replaces
+SGLang's weights did not get to its end.
 """
 
 from __future__ import annotations
@@ -123,6 +124,9 @@ class WeightSync:
                     raise
                 logger.warning("%s failed, and is repeated with %d engines: %s", what, len(again), error)
                 engines = again
+                if verb == "check_weights" and any(engine.kind == "sglang" for engine in engines):
+                    # The comparison fills these with random values, and may have failed before all was sent again.
+                    _, engines = self._send("send_weights", engines, "the weights after a failed comparison")
         raise AssertionError("unreachable")
 
     def _calls(self, verb: str, engines: Sequence[EngineAddress]) -> list[Any]:

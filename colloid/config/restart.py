@@ -10,6 +10,8 @@ from colloid.config.args import Args
 
 OF_ANOTHER_START = ("load", "ckpt_step", "finetune", "start_rollout_id")
 """Options that say what a run starts from; one that goes on from a checkpoint of its own does not start so again."""
+FOLLOWS_FROM_START = ("hf_checkpoint", "ref_load")
+"""Options that, left out, follow from what a run starts from: its model, and its reference."""
 NOT_SAVED = {"no_load_optim": "no_save_optim", "no_load_rng": "no_save_rng"}
 """What cannot be loaded where it was not saved."""
 
@@ -28,17 +30,20 @@ class Restart:
     """Seconds since the epoch."""
 
 
-def options_to_go_on(given: Mapping[str, Any], checkpoints: str) -> dict[str, Any]:
+def options_to_go_on(given: Mapping[str, Any], checkpoints: str, followed: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run that goes on from the last of its own checkpoints.
 
     Args:
         given: the options that it was started with.
+        followed: what those of `FOLLOWS_FROM_START` were in it.
     """
     kept = {name: value for name, value in given.items() if name not in (*OF_ANOTHER_START, *NOT_SAVED)}
     for load, save in NOT_SAVED.items():
         if given.get(save):
             kept[load] = True
-    return {**kept, "load": checkpoints}
+    if "ref_load" not in given:
+        kept.pop("ref_ckpt_step", None)  # of no use so far
+    return {**followed, **kept, "load": checkpoints}
 
 
 def warnings(args: Args) -> list[str]:

@@ -38,10 +38,12 @@ class EngineControl:
         url: `http://host:port`.
         api_key: sent as a bearer token where given.
         timeout: seconds that one call may take.
+        name: that of an `EngineAddress`.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout: float = 60.0):
+    def __init__(self, url: str, api_key: str | None = None, timeout: float = 60.0, name: str = ""):
         self.url = url.rstrip("/")
+        self.name = name
         self.timeout = timeout
         self._headers = {"Content-Type": "application/json"}
         if api_key:

@@ -184,7 +184,7 @@ class Actor(PolicyRank):
         """
         begin = time.monotonic()
         version = self._weight_version + 1
-        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        controls = _controls(engines, api_key)
         sent = self._with_tensors(lambda tensors: self._sender.send(controls, version, tensors)) or Sent(0, 0, 0.0)
         self._weight_version = version
         if self._old_actor:
@@ -203,7 +203,7 @@ class Actor(PolicyRank):
         Raises:
             WeightSyncError: names the engines that did not take it.
         """
-        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        controls = _controls(engines, api_key)
         self._with_tensors(lambda tensors: self._sender.send(controls, self._weight_version, tensors))
 
     def check_weights(self, engines: Sequence[EngineAddress], api_key: str | None) -> int | None:
@@ -212,7 +212,7 @@ class Actor(PolicyRank):
         Raises:
             WeightSyncError: lists missing, extra and different tensors.
         """
-        controls = [EngineControl(engine.url, api_key, UPDATE_TIMEOUT) for engine in engines]
+        controls = _controls(engines, api_key)
         what = controls, self.args.rollout_engine, self._weight_version
         return self._with_tensors(lambda tensors: check_weights(*what, tensors, self.args.update_weight_buffer_size))
 
@@ -288,3 +288,7 @@ class Actor(PolicyRank):
         metrics = {name: value / weight for name, (value, weight) in totals.items() if weight}
         self._update(metrics, "loss", rollout_id, index)
         return metrics
+
+
+def _controls(engines: Sequence[EngineAddress], api_key: str | None) -> list[EngineControl]:
+    return [EngineControl(engine.url, api_key, UPDATE_TIMEOUT, engine.name) for engine in engines]

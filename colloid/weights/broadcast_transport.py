@@ -51,7 +51,7 @@ class BroadcastSender:
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         num_tensors, num_bytes = 0, 0
-        if [engine.url for engine in engines] != [engine.url for engine in self._engines]:
+        if _identities(engines) != _identities(self._engines):
             self.close()
         if self._group is None:
             self._join(list(engines))
@@ -161,6 +161,11 @@ class BroadcastSender:
         threading.Thread(target=held.clear, name="leave", daemon=True).start()
         for engine in engines:
             threading.Thread(target=_leave, args=(engine, self._name), name="leave", daemon=True).start()
+
+
+def _identities(engines: Sequence[EngineControl]) -> list[tuple[str, str]]:
+    """A replacement may have the address of the one before, and is in no group."""
+    return [(engine.url, engine.name) for engine in engines]
 
 
 def _leave(engine: EngineControl, group: str) -> None:

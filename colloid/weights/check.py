@@ -1,15 +1,16 @@
 """Does every engine hold the trainer's weights, tensor for tensor?
 
-The embedded engine is asked for the checksum of each tensor. SGLang keeps tensors fused and split among ranks, so its
-own way is taken: its checksums are noted, it fills everything with random values, is sent all tensors once more, and
-must have the same checksums again. So a tensor that differs is found, and one that the trainer does not send; its list
-of names tells of those that it would ignore.
+Embedded engines are asked for the checksum of each tensor, all at once. SGLang keeps tensors fused and split among
+ranks, so its own way is taken: its checksums are noted, it fills everything with random values, is sent all tensors
+once more, and must have the same checksums again. So a tensor that differs is found, and one that the trainer does not
+send; its list of names tells of those that it would ignore. Where that fails on the way, random values are left.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from colloid.engines.checksums import tensor_checksum
 from colloid.engines.control import EngineControl
@@ -48,10 +49,11 @@ def check_weights(
     """
     if kind == "sglang":
         return _check_sglang(engines, version, tensors, buffer_size)
-    trainer = {name: tensor_checksum(tensor) for name, tensor in tensors}
-    for engine in engines:
-        held = engine.post("/weights_checker", {"action": "checksum"})["checksums"]
-        check_equal(trainer, held, f"engine {engine.url}")
+    with ThreadPoolExecutor(max(1, len(engines)), thread_name_prefix="check") as threads:
+        answers = [threads.submit(engine.post, "/weights_checker", {"action": "checksum"}) for engine in engines]
+        trainer = {name: tensor_checksum(tensor) for name, tensor in tensors}
+        for engine, answer in zip(engines, answers, strict=True):
+            check_equal(trainer, answer.result()["checksums"], f"engine {engine.url}")
     return len(trainer)
 
 

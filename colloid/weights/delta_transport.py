@@ -108,6 +108,7 @@ class DeltaSender:
                 blocks = (delta.encode_whole(values[at : at + n], at) for at, n in delta.ranges(len(values)))
                 writer.add(name, dtype, shape, raw, blocks)
             writer.finish(str(version), str(base))
+            after_write(self._options, directory, [update.engines[row] for row in lacking])
             body = self._body(directory, version) | {"load_format": "delta"}
             answers = update.post("delta again", "/update_weights_from_disk", body, among=list(lacking))
             left = sorted({name for answer in answers if _lacks(answer) for name in answer["failed_tensors"]})

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 
 from colloid.engines.checksums import CHECKSUMS_FILE, tensor_checksum
 from colloid.engines.control import EngineControl
-from colloid.errors import ColloidError, WeightSyncError
+from colloid.errors import CheckpointError, ColloidError, WeightSyncError
 from colloid.weights.engine_update import EngineUpdate
 from colloid.weights.hf_directory import write_hf_directory
 from colloid.weights.senders import NamedTensors, SendOptions, Sent
@@ -65,6 +65,8 @@ def version_directory(options: SendOptions, version: int) -> Iterator[Path]:
         raise WeightSyncError(
             f"the weights of version {version} could not be written to {directory}: {error}"
         ) from error
+    except CheckpointError as error:  # it names the directory
+        raise WeightSyncError(f"weight version {version}: {error}") from error
     finally:
         for leftover in (directory, directory.with_name(f".writing_{directory.name}")):
             if not keep:

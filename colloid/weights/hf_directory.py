@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from colloid.errors import CheckpointError
@@ -48,7 +49,7 @@ def write_hf_directory(
     try:
         if sends:
             _write(directory, named_tensors, source, shard_bytes)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # the library's own, where a file could not be written
         raise CheckpointError(f"the Hugging Face model could not be written to {directory}: {error}") from error
     finally:
         for _ in named_tensors:

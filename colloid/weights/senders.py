@@ -50,7 +50,7 @@ class SendOptions:
         model_path: a Hugging Face directory, whose small files go with weights on disk.
         disk_dir: where weights are written, one directory a version.
         local_dir: the whole checkpoint that deltas are applied to, for engines that don't apply them.
-        post_write: `(version_dir, engines)`, called once weights are on disk.
+        post_write: `(version_dir, engines)`, called once weights are on disk, before these engines read them.
         engine: their kind, `embedded` or `sglang`.
         keep_buffers: whether shared memory is kept from one update to the next.
     """

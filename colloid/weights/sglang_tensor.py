@@ -6,7 +6,7 @@ in it each named one lies (`flattened_bucket`), pickled.
 The pickle holds a handle on the shared memory and calls of torch's own rebuilding functions, which SGLang's unpickler
 allows; none of SGLang is needed here. A handle is good for one use, so each rank of each engine gets its own. It goes
 only to servers that this run has started itself. The memory belongs to torch's shared memory manager, which removes
-it when nobody holds it any more, killed processes included.
+it when nobody holds it any more, killed processes included. What an update that failed leaves is removed here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,7 +45,7 @@ class SGLangTensorSender:
 
     def __init__(self, buffer_size: int, pause_mode: str):
         self._buffer_size, self._pause_mode = buffer_size, pause_mode
-        self._num_ranks: dict[str, int] = {}
+        self._num_ranks: dict[tuple[str, str], int] = {}
 
     def send(self, engines: Sequence[EngineControl], version: int, tensors: NamedTensors) -> Sent:
         ranks = [self._ranks_of(engine) for engine in engines]
@@ -61,9 +62,10 @@ class SGLangTensorSender:
         """Nothing is held between updates."""
 
     def _ranks_of(self, engine: EngineControl) -> int:
-        if engine.url not in self._num_ranks:
-            self._num_ranks[engine.url] = num_ranks(engine)
-        return self._num_ranks[engine.url]
+        key = engine.url, engine.name  # a replacement may have the address, and not the ranks, of the one before
+        if key not in self._num_ranks:
+            self._num_ranks[key] = num_ranks(engine)
+        return self._num_ranks[key]
 
 
 def num_ranks(engine: EngineControl) -> int:
@@ -107,7 +109,11 @@ def send_bucket(
             "flush_cache": flush,
         }
 
-    update.post("bucket", "/update_weights_from_tensor", payload)
+    try:
+        update.post("bucket", "/update_weights_from_tensor", payload)
+    except BaseException:
+        memory.discard()
+        raise
 
 
 class SharedStorage:
@@ -135,6 +141,17 @@ class SharedStorage:
         memory = torch.empty(0, dtype=torch.uint8).set_(self._storage)
         for tensor, offset in zip(bucket.tensors, bucket.offsets, strict=True):
             memory[offset : offset + tensor.nbytes].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def discard(self) -> None:
+        """Removes the memory, also where a receiver will never take back its reference (see `serialized`), as it is
+        gone. One that has it goes on reading; one that comes too late doesn't find it.
+        """
+        storage, self._storage = self._storage, None
+        if storage is None:
+            return
+        storage._shared_incref()  # for good: the last one to close it would fail to remove what is removed already
+        _, name, _ = storage._share_filename_cpu_()
+        Path(SHARED_MEMORY, name.decode().lstrip("/")).unlink(missing_ok=True)
 
     def serialized(self, bucket: Bucket) -> str:
         """What one rank needs to read the bucket, once: base64 of a pickle."""

@@ -233,6 +233,22 @@ def test_an_engine_that_is_gone_is_named_and_the_others_get_a_group_without_it(e
         refused(engines, sender, [*engines.controls(), gone], "127.0.0.1:9")
 
 
+def test_an_engine_at_the_address_of_the_one_before_gets_a_new_group(engines):
+    def controls(second: str) -> list[MeddledControl]:
+        names = ("engine_0", second)
+        return [MeddledControl(url, "key", 30, name) for url, name in zip(engines.urls, names, strict=True)]
+
+    with sending(engines, "gloo") as sender:
+        engines.sync(sender, controls("engine_1"))
+        group = sender._name
+        engines.sync(sender, controls("engine_1"))
+        assert sender._name == group, "kept while the engines are the same"
+        controls("engine_1")[1].post("/destroy_weights_update_group", {"group_name": group})  # a new one is in none
+        engines.change()
+        engines.sync(sender, controls("engine_2"))
+        engines.check()
+
+
 def damage_files(pattern: str) -> Callable[[str, list], None]:
     def hook(version_dir: str, rollout_engines: list) -> None:
         for file in Path(version_dir).glob(pattern):
@@ -279,8 +295,13 @@ def test_a_full_disk_is_an_error_that_names_the_directory_and_harms_no_engine(en
 
 
 @pytest.mark.parametrize("damage", ["one block", "a file"])
-def test_what_of_a_delta_did_not_arrive_is_sent_again(engines, damage):
+def test_what_of_a_delta_did_not_arrive_is_sent_again_and_the_hook_is_told_of_it(engines, damage):
+    again = []
+
     def lose(version_dir: str, rollout_engines: list) -> None:
+        if version_dir.endswith("_again"):
+            again.append((Path(version_dir, MANIFEST).exists(), [engine.url for engine in rollout_engines]))
+            return
         for file in Path(version_dir).glob("delta-*.bin"):
             if damage == "a file":
                 file.unlink()
@@ -292,6 +313,7 @@ def test_what_of_a_delta_did_not_arrive_is_sent_again(engines, damage):
         engines.change()
         sent = engines.sync(sender)
         engines.check()
+    assert again == [(True, engines.urls)]
     total = sum(tensor.nbytes for tensor in engines.tensors.values())
     assert sent.num_bytes > 0.5 * total if damage == "a file" else sent.num_bytes < 0.5 * total
 

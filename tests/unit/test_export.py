@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -109,6 +110,18 @@ def test_every_tensor_is_taken_also_where_writing_fails(model, tmp_path):
     with pytest.raises(CheckpointError, match="could not be written to .*file"):
         write_hf_directory(tmp_path / "file" / "out", tensors, checkpoint.directory)
     assert taken == names.hf_names
+
+
+def test_a_file_that_the_library_cannot_write_is_an_error_that_names_the_directory(model, tmp_path):
+    checkpoint, names, whole = model
+
+    def tensors():
+        for name, tensor in Exporter(whole, names, max_bytes=1 << 20)():
+            shutil.rmtree(tmp_path / ".writing_out", ignore_errors=True)
+            yield name, tensor
+
+    with pytest.raises(CheckpointError, match="could not be written to .*out: .*No such file"):
+        write_hf_directory(tmp_path / "out", tensors(), checkpoint.directory)
 
 
 def test_layers_of_multi_token_prediction_are_not_part_of_the_model(model, tmp_path):

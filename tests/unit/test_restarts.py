@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,8 +92,35 @@ def test_a_later_checkpoint_that_was_there_before_is_not_gone_on_from(given):
 
 def test_what_a_run_started_from_is_left_out_when_it_goes_on_and_what_it_does_not_save_is_not_loaded():
     given = {"lr": 1.0, "finetune": True, "ckpt_step": 3, "load": "a", "no_load_optim": True, "no_load_rng": True}
-    assert options_to_go_on(given, "b") == {"lr": 1.0, "load": "b"}
-    assert options_to_go_on({"no_save_optim": True}, "b") == {"no_save_optim": True, "no_load_optim": True, "load": "b"}
+    assert options_to_go_on(given, "b", {}) == {"lr": 1.0, "load": "b"}
+    assert options_to_go_on({"no_save_optim": True}, "b", {}) == {
+        "no_save_optim": True,
+        "no_load_optim": True,
+        "load": "b",
+    }
+
+
+def test_what_followed_from_the_start_stays_unless_it_was_given():
+    followed = {"hf_checkpoint": "/model", "ref_load": "/start"}
+    assert options_to_go_on({"ref_ckpt_step": 3}, "b", followed) == {**followed, "load": "b"}
+    given = {"hf_checkpoint": "org/model", "ref_load": "r", "ref_ckpt_step": 3}
+    assert options_to_go_on(given, "b", followed) == {**given, "load": "b"}
+
+
+@pytest.mark.parametrize("model_is_given", [True, False])
+def test_a_run_that_goes_on_keeps_its_model_and_its_reference(given, tiny_model_dir, tmp_path, model_is_given):
+    start = str(shutil.copytree(tiny_model_dir("qwen3"), tmp_path / "start"))
+    options = given("--max-restarts", 1, "--save-interval", 1, "--load", start)
+    if not model_is_given:
+        del options["hf_checkpoint"]
+    args = begun(options)
+    restarts = Restarts(args, options)
+    save(args, 0)
+    restart = restarts.next(DIED)
+    again = parse_given(restart.options, restart=restart)
+    assert again.resume_from == os.path.join(args.save, "iter_0000000")
+    assert again.ref_load == args.ref_load == start
+    assert again.hf_checkpoint == args.hf_checkpoint == (str(tiny_model_dir("qwen3")) if model_is_given else start)
 
 
 @pytest.mark.parametrize("error", [ConfigError("x"), DataError("x"), HookError("x")])

@@ -125,12 +125,13 @@ def test_a_flag_of_the_command_line_can_be_taken_back_and_names_are_those_of_sgl
     args = plan(config, "--sglang-enable-fp32-lm-head")
     assert "enable-fp32-lm-head" not in fleet_config(args, "key").engines[0].options
     more = one(
-        "server_groups: [{worker_type: regular, num_gpus: 2, overrides: {data_parallel_size: 2, dtype: float32}}]"
+        "server_groups: [{worker_type: regular, num_gpus: 2, num_gpus_per_engine: 2, "
+        "overrides: {data_parallel_size: 2, enable_dp_attention: true, dtype: float32}}]"
     )
     args = plan(more, "--rollout-engine", "sglang", "--bf16")
     (group,) = args.sglang_models[0].groups
     options = sglang_options(args, EngineKind(group.num_gpus_per_engine, group.overrides))
-    assert (options["dp-size"], options["dtype"], options["tp-size"]) == (2, "float32", 1)
+    assert (options["dp-size"], options["dtype"], options["tp-size"]) == (2, "float32", 2)
 
 
 def test_the_policy_is_the_model_of_the_checkpoint_and_a_frozen_copy_of_it_says_so(plan, tiny_model_dir):
@@ -308,3 +309,38 @@ def test_a_frozen_model_of_that_name_is_the_teacher(plan, tiny_model_dir):
         value = "http://a:1" if other == "--rm-url" else str(tiny_model_dir("llama"))
         assert "two teachers" in error_of(plan, TEACHER, *behind_engine, other, value)
     assert "needs a teacher" in error_of(plan, one(GROUP), *behind_engine)
+
+
+SIZES = one(
+    "server_groups: [{worker_type: placeholder, num_gpus: 3}, {worker_type: regular, num_gpus: 2}, "
+    "{worker_type: regular, num_gpus: 6, num_gpus_per_engine: PER_ENGINE, overrides: {OVERRIDES}}]"
+)
+
+
+def sizes(per_engine: int, overrides: str = "") -> str:
+    return SIZES.replace("PER_ENGINE", str(per_engine)).replace("OVERRIDES", overrides)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (sizes(3), "among 3 / 1 = 3 ranks (num_gpus_per_engine 3, --sglang-attn-dp-size 1)"),
+        (sizes(2, "dp_size: 2"), "dp_size 2 makes 2 copies of the model in one engine"),
+        (sizes(2, "attn_dp_size: 4"), "num_gpus_per_engine 2 is no multiple of attn_dp_size 4"),
+        (sizes(2, "pipeline_parallel_size: 2"), "pp_size 2 is not supported yet"),
+        (sizes(2, "ep_size: 2"), "ep_size 2, --sglang-moe-dp-size 1: the model has no experts"),
+    ],
+)
+def test_a_group_that_cannot_be_divided_so_is_refused_with_the_equation(plan, config, words):
+    message = error_of(plan, config, "--rollout-engine", "sglang")
+    assert "model 'actor': server_groups[2]: " in message and words in message
+
+
+def test_a_group_is_divided_by_its_own_sizes_alone(plan):
+    halves = ("--sglang-dp-size", "2", "--sglang-enable-dp-attention", "--rollout-engine", "sglang")
+    alone = "server_groups: [{worker_type: regular, num_gpus: 4, num_gpus_per_engine: 2}]"
+    plan(one(alone), *halves)
+    plan(sizes(2, "dp_size: 1"), *halves[:-2], "--rollout-engine", "embedded")
+    assert "server_groups[1]: num_gpus_per_engine 1 is no multiple" in error_of(plan, sizes(2), *halves)
+    frozen = "  - {name: judge, model_path: JUDGE, update_weights: false, server_groups: [{worker_type: regular, "
+    plan(one(alone) + frozen + "num_gpus: 5, num_gpus_per_engine: 5}]}\n", *halves)

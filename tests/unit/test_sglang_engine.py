@@ -17,9 +17,10 @@ from colloid.config.sglang import sglang_options
 from colloid.engines import sglang
 from colloid.engines.addresses import LOWEST_PORT, lasting_port
 from colloid.engines.launch import command_line
+from colloid.errors import WeightSyncError
 from colloid.weights.buckets import make_buckets
 from colloid.weights.check import possible_names
-from colloid.weights.sglang_tensor import SharedStorage
+from colloid.weights.sglang_tensor import SHARED_MEMORY, SharedStorage, send_bucket
 from tests.unit.test_config_resolve import plan
 
 
@@ -137,6 +138,29 @@ def test_a_bucket_is_read_from_shared_memory_as_it_was_written():
         for meta in read["metadata"]:
             tensor = flat[meta.start_idx : meta.end_idx].view(meta.dtype).reshape(meta.shape)
             assert torch.equal(tensor, tensors[meta.name])
+
+
+def test_memory_of_an_update_that_fails_is_removed_though_nobody_gives_it_back():
+    bucket = next(make_buckets(iter({"a": torch.arange(1000.0)}.items()), 1 << 20))
+    memory, read, files = SharedStorage(), [], []
+
+    class Update:
+        version = {"weight_version": "1"}
+
+        def post(self, what, path, payload):
+            first, *_ = payload(0)["serialized_named_tensors"]  # those of the others are never taken
+            read.append(pickle.loads(base64.b64decode(first))["flattened_tensor"])
+            files.append(Path(SHARED_MEMORY, memory._storage._share_filename_cpu_()[1].decode().lstrip("/")))
+            assert files[-1].exists()
+            raise WeightSyncError("engine B is gone")
+
+    for _ in range(2):
+        with pytest.raises(WeightSyncError, match="B is gone"):
+            send_bucket(Update(), [2], memory, bucket, flush=True)
+    assert len(set(files)) == 2 and not any(file.exists() for file in files)
+    assert all(torch.equal(flat.view(torch.float32), torch.arange(1000.0)) for flat in read), "who has it goes on"
+    read.clear()  # and closes it
+    memory.fill(bucket)
 
 
 def test_names_are_found_under_what_sglang_fuses_them_into():

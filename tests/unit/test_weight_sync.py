@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from colloid.cluster.weight_sync import MAX_ATTEMPTS, WeightSync
@@ -184,3 +186,51 @@ def test_of_two_that_join_the_one_that_fails_is_taken_out_and_the_other_sent_the
     sync.serve_joining()
     assert log[1:] == [("send", ["engine_2", "engine_3"]), ("send", ["engine_3"])]
     assert rollout.engines == rollout.serving == [ONE, THREE]
+
+
+class ComparingRank(Rank):
+    """Comparisons fill SGLang's weights with random values, and leave them so where an engine fails meanwhile.
+
+    Attributes:
+        dies: verb -> the engine that dies when it is called.
+    """
+
+    def __init__(self, log, dead):
+        super().__init__(log, dead)
+        self.random, self.dies = set(), {}
+
+    def _send(self, what, engines):
+        self.dead |= {self.dies.pop(what)} if what in self.dies else set()
+        wrong = self.random & set(engines) if what == "check" else set()
+        if what == "check":
+            self.random |= {engine for engine in engines if engine.kind == "sglang"}
+        super()._send(what, engines)
+        self.random -= set(engines)
+        if wrong:
+            raise WeightSyncError(f"{', '.join(engine.url for engine in wrong)}: 24 tensors different")
+
+
+def test_engines_whose_comparison_another_one_broke_off_are_sent_their_weights_before_the_next():
+    one, two, three = engines = [replace(engine, kind="sglang") for engine in (ONE, TWO, THREE)]
+    for dies, attempts, left in (
+        ({"check": two}, [("check", engines), ("send", [one, three]), ("check", [one, three])], [one, three]),
+        (
+            {"check": two, "send": three},
+            [("check", engines), ("send", [one, three]), ("send", [one]), ("check", [one])],
+            [one],
+        ),
+    ):
+        sync, rollout, dead, log = world(*engines, checks=True)
+        rank = sync._workers[0] = ComparingRank(log, dead)
+        rank.dies |= dies
+        sync.sync()
+        assert log[1:] == [(what, [engine.name for engine in to]) for what, to in attempts]
+        assert rollout.serving == left and sync.version == 8
+
+
+def test_a_comparison_of_checksums_alone_is_repeated_as_it_is():
+    sync, rollout, dead, log = world(ONE, TWO, checks=True)
+    rank = sync._workers[0] = ComparingRank(log, dead)
+    rank.dies["check"] = TWO
+    sync.sync()
+    assert log[1:] == [("check", ["engine_1", "engine_2"]), ("check", ["engine_1"])] and rollout.serving == [ONE]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,3 +160,29 @@ def test_no_room_is_an_error_with_the_reason(tmp_path, monkeypatch):
     with pytest.raises(WeightSyncError, match="no room for 4480 bytes .*No space left"):
         RingWriter(400).begin(1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_file_can_be_made_another_place_is_taken(tmp_path, monkeypatch):
+    places = [tmp_path / "first", tmp_path / "second"]
+    monkeypatch.setattr(ring_writer, "SHARED_DIRECTORIES", places)
+    for place in places:
+        place.mkdir()
+    read_only, open_file, unlink = {places[0]}, ring_writer.os.open, Path.unlink
+
+    def refusing(call):
+        def refused(path, *args, **options):
+            if Path(path).parent in read_only:
+                raise OSError(30, "Read-only file system")
+            return call(path, *args, **options)
+
+        return refused
+
+    monkeypatch.setattr(ring_writer.os, "open", refusing(open_file))
+    monkeypatch.setattr(Path, "unlink", refusing(unlink))
+    ring = RingWriter(400)
+    ring.begin(1)
+    assert ring.path.parent == places[1]
+    ring.close()
+    read_only.add(places[1])
+    with pytest.raises(WeightSyncError, match="no room for 4480 bytes .*first: .*Read-only.*second: .*Read-only"):
+        RingWriter(400).begin(1)

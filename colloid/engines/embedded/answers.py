@@ -44,7 +44,7 @@ class AnswerWriter:
         if sequence.return_routed_experts and reason:
             experts = sequence.routed_experts()
             meta["routed_experts"] = None if experts is None else base64.b64encode(experts.tobytes()).decode()
-        return {"text": self.text.decode(sequence, length), "output_ids": ids, "meta_info": meta}
+        return {"text": self.text.decode(sequence, length, reason), "output_ids": ids, "meta_info": meta}
 
     def _log_probs(self, sequence: Sequence, ids: list[int]) -> dict[str, Any]:
         pairs = zip(sequence.log_probs[: len(ids)], ids, strict=True)

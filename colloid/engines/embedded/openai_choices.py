@@ -26,9 +26,13 @@ class Choices:
     def chunk(self, index: int, sequence: Sequence, length: int, reason: FinishReason | None) -> dict[str, Any]:
         raise NotImplementedError
 
+    def whole_text(self, sequence: Sequence) -> str:
+        """Of a sample that has ended."""
+        return self.text.decode(sequence, len(sequence.output_ids), sequence.finish_reason)
+
     def new_text(self, index: int, sequence: Sequence, length: int, reason: FinishReason | None) -> str:
         """What came since the last call; half a character waits for its other half."""
-        text = self.text.decode(sequence, length)
+        text = self.text.decode(sequence, length, reason)
         if reason is None:
             text = text.rstrip("\ufffd")
         sent = self._sent[index]
@@ -53,7 +57,7 @@ class ChatChoices(Choices):
         self._request = request
 
     def whole(self, index: int, sequence: Sequence) -> dict[str, Any]:
-        message = {"role": "assistant", "content": self.text.decode(sequence)}
+        message = {"role": "assistant", "content": self.whole_text(sequence)}
         logprobs = self._log_probs(sequence, range(len(sequence.output_ids)))
         return {"index": index, "message": message, "logprobs": logprobs, **_ending(sequence.finish_reason)}
 
@@ -86,7 +90,7 @@ class CompletionChoices(Choices):
         self._request = request
 
     def whole(self, index: int, sequence: Sequence) -> dict[str, Any]:
-        text = self._prompt(index, sequence) + self.text.decode(sequence)
+        text = self._prompt(index, sequence) + self.whole_text(sequence)
         logprobs = self._log_probs(sequence, range(len(sequence.output_ids)), self._request.echo)
         return {"index": index, "text": text, "logprobs": logprobs, **_ending(sequence.finish_reason)}
 

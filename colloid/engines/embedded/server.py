@@ -74,8 +74,20 @@ class Generation:
             self.sequences.append(sequence)
             self._queues[sequence] = asyncio.Queue()
 
-    async def submit(self) -> None:
-        await self.worker.call(self.worker.engine.add, self.sequences)
+    async def submit(self, check: Callable[[], None]) -> None:
+        """Queues the samples, unless `check` raises: it is called in the compute thread, where nothing can change
+        between it and that. Cancelled meanwhile, they end.
+        """
+
+        def add() -> None:
+            check()
+            self.worker.engine.add(self.sequences)
+
+        try:
+            await self.worker.call(add)
+        except asyncio.CancelledError:
+            self.cancel()  # the compute thread may have them, or comes to have them
+            raise
 
     async def updates(self, index: int) -> AsyncIterator[Snapshot]:
         """Ends with the snapshot that has a finish reason."""
@@ -122,11 +134,8 @@ class EngineServer:
     # ---- generation, for all endpoints that generate
 
     async def start(self, prompts: list[GenerateInput], stream: bool) -> Generation:
-        """Tokenises, checks and queues the prompts of a request. Raises BadRequest."""
-        if reason := self.memory.why_not_ready():
-            raise web.HTTPServiceUnavailable(text=reason)
-        if self.updates.is_broken:
-            raise web.HTTPServiceUnavailable(text="the last weight update was not completed: send a complete one")
+        """Tokenises, checks and queues the prompts of a request. Raises BadRequest, and HTTPServiceUnavailable."""
+        self._check_ready()
         has_text = any(prompt.text is not None for prompt in prompts)
         if has_text or any(prompt.params.stop for prompt in prompts) or self.text.available:
             await asyncio.to_thread(lambda: self.text.tokenizer)
@@ -134,8 +143,14 @@ class EngineServer:
         generation = Generation(self.worker)
         for prompt, ids in zip(prompts, prompt_ids, strict=True):
             generation.prepare(replace(prompt, rid=prompt.rid or uuid.uuid4().hex), ids, stream)
-        await generation.submit()
+        await generation.submit(self._check_ready)  # memory may have been released since
         return generation
+
+    def _check_ready(self) -> None:
+        if reason := self.memory.why_not_ready():
+            raise web.HTTPServiceUnavailable(text=reason)
+        if self.updates.is_broken:
+            raise web.HTTPServiceUnavailable(text="the last weight update was not completed: send a complete one")
 
     def _encode(self, prompts: list[GenerateInput]) -> list[tuple[int, ...]]:
         for prompt in prompts:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from colloid.engines.contract_fields import BadRequest
-from colloid.engines.embedded.request import Sequence
+from colloid.engines.embedded.request import FinishReason, Sequence
 
 # Tokens can decode to nothing, or to part of a character: this many more than a stop string's bytes are looked at.
 STOP_MARGIN = 8
@@ -93,11 +93,15 @@ class Text:
             raise BadRequest(f"the chat template does not take these messages: {error}") from error
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def decode(self, sequence: Sequence, length: int | None = None) -> str:
-        """The text of a sample's first `length` output tokens (None: all); what stopped it is cut off, unless asked."""
+    def decode(self, sequence: Sequence, length: int, reason: FinishReason | None) -> str:
+        """The text of a sample's first `length` output tokens; what stopped it is cut off, unless asked.
+
+        Args:
+            reason: why it ended with them; None: it did not. (The sample itself may be further by now.)
+        """
         if not self.available:
             return ""
-        ids, params, reason = sequence.output_ids[:length], sequence.params, sequence.finish_reason
+        ids, params = sequence.output_ids[:length], sequence.params
         trims = reason is not None and reason.type == "stop" and not params.no_stop_trim
         if trims and isinstance(reason.matched, int):
             ids = ids[:-1]
