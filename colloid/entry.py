@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from colloid.config.parse import parse_program
 from colloid.errors import ConfigError, DataError, HookError, ProcessFailed, written_for_user
+from colloid.observe.logs import NOT_ON_CONSOLE
 from colloid.restarts import Beginning, Restarts, taken_over
 
 EXIT_USER_ERROR = 2
@@ -50,6 +51,7 @@ def run_entry(entry: str) -> None:
             logger.exception("the run failed")
         if cause is not None:
             print(f"error: {cause}", file=sys.stderr)
+            logger.info("error: %s", cause, extra=NOT_ON_CONSOLE)
             logger.debug("the run failed", exc_info=error)
         again = restarts.next(error)
         if again is not None:

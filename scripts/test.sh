@@ -27,14 +27,14 @@ echo "[test] ruff check"
 "$PYTHON" -m ruff check . || failed+=("ruff check")
 echo "[test] ruff format --check"
 "$PYTHON" -m ruff format --check . || failed+=("ruff format: run .venv/bin/ruff format .")
-# Two sessions at once, each a core's worth of work: the end-to-end runs beside all other tests.
+# Two sessions at once, each a core's worth of work: the fast tests and then some end-to-end ones, and the others of these.
 echo "[test] pytest"
 set -m # each in a process group of its own: an interrupt is not ignored, and all of the group can be ended
 e2e_log=$(mktemp)
 trap 'kill -- "-$e2e" 2>/dev/null; rm -f "$e2e_log"' EXIT
-run_tests tests/e2e "$@" >"$e2e_log" 2>&1 &
+run_tests tests/e2e/test_[a-n]*.py "$@" >"$e2e_log" 2>&1 &
 e2e=$!
-run_tests tests/unit tests/engine tests/parallel "$@" || failed+=("pytest")
+run_tests tests/unit tests/engine tests/parallel tests/e2e/test_[o-z]*.py "$@" || failed+=("pytest")
 echo "[test] pytest, end to end"
 wait "$e2e" || failed+=("pytest, end to end")
 cat "$e2e_log"

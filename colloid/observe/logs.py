@@ -14,6 +14,8 @@ from datetime import datetime
 from pathlib import Path
 
 LOG_FILE = "log.txt"
+NOT_ON_CONSOLE = {"on_console": False}
+"""`extra` of a record that stands in `log.txt` alone, as the console has it in another form."""
 
 _warned: set[tuple[str, str]] = set()
 _warned_lock = threading.Lock()
@@ -92,6 +94,8 @@ class _ConsoleHandler(logging.Handler):
     """Lines on stderr, above a progress bar where there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not getattr(record, "on_console", True):
+            return
         try:
             line = self.format(record)
             if sys.stderr.isatty():

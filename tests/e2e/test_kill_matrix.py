@@ -93,6 +93,7 @@ def test_a_trainer_rank_that_dies_while_a_rollout_is_waited_for_ends_the_run_by_
         assert run.end(ENDS_WITHIN) == 1, "it ends although the rollout does not"
     print(f"ended {time.monotonic() - killed:.1f} s after the death")
     assert ended("trainer", victim, "rollout 1").search(run.output), run.output[-3000:]
+    assert ended("trainer", victim, "rollout 1").search((run.run_dir / "log.txt").read_text().splitlines()[-1])
     run.check_nothing_left()
 
 

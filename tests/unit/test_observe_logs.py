@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from colloid.observe import logs
-from colloid.observe.logs import setup_logging, warn_once
+from colloid.observe.logs import NOT_ON_CONSOLE, setup_logging, warn_once
 from colloid.observe.metrics import MetricsWriter
 from colloid.observe.progress import Progress, duration
 from colloid.observe.summary import eval_before_after, reward_before_after, sparkline, summary, time_by_part
@@ -37,9 +37,11 @@ def test_records_go_to_file_with_time_and_process_and_to_console_short(tmp_path,
     logging.getLogger("colloid.loop").warning("careful")
     logging.getLogger("library").info("chatter")
     logging.getLogger("colloid.loop").debug("detail")
+    logging.getLogger("colloid.loop").info("error", extra=NOT_ON_CONSOLE)
     text = (tmp_path / "log.txt").read_text()
     assert re.fullmatch(
-        rf"{STAMP} INFO trainer 0 colloid\.loop: two\n    lines\n{STAMP} WARNING trainer 0 colloid\.loop: careful\n",
+        rf"{STAMP} INFO trainer 0 colloid\.loop: two\n    lines\n{STAMP} WARNING trainer 0 colloid\.loop: careful\n"
+        rf"{STAMP} INFO trainer 0 colloid\.loop: error\n",
         text,
     )
     assert re.fullmatch(r"\d\d:\d\d:\d\d two\nlines\n\d\d:\d\d:\d\d warning: careful\n", capsys.readouterr().err)
