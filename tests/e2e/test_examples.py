@@ -140,4 +140,4 @@ def test_engines_that_run_already_join_and_leave_and_no_sample_is_lost(tmp_path)
     assert "1280 samples: 0 lost, 0 doubled, 0 without a response" in printed
     assert "joined 1, left 1, failed samples 0" in printed
     alive = [line["engine/alive"] for line in read_metrics(tmp_path / "outputs/external-engines")]
-    assert alive[0] == 2 and 3 in alive and alive[-1] == 2
+    assert alive[0] == 1 and 2 in alive and alive[-1] == 1
