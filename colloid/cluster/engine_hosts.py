@@ -26,6 +26,7 @@ from colloid.engines.launch import (
     Launch,
     LaunchedEngine,
     launch_engine,
+    port_share,
 )
 from colloid.engines.sglang import MEETING_PORTS
 from colloid.errors import EngineError, written_for_user
@@ -47,12 +48,12 @@ class EngineHost:
     def __init__(self) -> None:
         self._engine: LaunchedEngine | None = None
 
-    def meeting_point(self) -> str:
-        """`address:port` on this node, where the parts of a wide engine can meet."""
+    def meeting_point(self, share: int) -> str:
+        """`address:port` on this node, where the parts of a wide engine can meet; `share` as of `lasting_port`."""
         import ray
 
         address = ray.util.get_node_ip_address()
-        return f"{address}:{lasting_port(address, MEETING_PORTS)}"
+        return f"{address}:{lasting_port(address, MEETING_PORTS, share)}"
 
     def launch(self, config: EngineConfig, name: str, index: int, meeting_point: str | None) -> None:
         """Starts the process. GPUs that Ray has given this actor go before those of `config`."""
@@ -112,7 +113,7 @@ class EngineHosts:
         parts = []
         host = ray.remote(EngineHost)
         actors = [host.options(max_concurrency=8, **each).remote() for each in options]
-        meeting = actors[0].meeting_point.remote() if len(actors) > 1 else None
+        meeting = actors[0].meeting_point.remote(port_share(config, index)) if len(actors) > 1 else None
         for number, (actor, share) in enumerate(zip(actors, place, strict=True)):
             own = replace(config, gpus=share.slots if config.gpus is not None else None)
             if len(place) > 1:

@@ -3,12 +3,14 @@
 A wait ends with the first failure. Whatever failed first, a process that has died is the culprit: what the others say
 (a closed connection, a collective operation that timed out, lost data) follows from it. So each failure waits a moment
 for such news. Processes that a wait is not about are asked for a sign of life now and then: that a trainer rank died is
-known while a rollout is waited for.
+known while a rollout is waited for. One that is always to answer, as it does its work in pieces or in threads, has
+failed where it gives none for too long.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import socket
@@ -49,6 +51,8 @@ class Member:
     question: Any = None
     """A Ray reference: it is being asked for a sign of life."""
     asked: float = -ASK_EVERY
+    silence: float = math.inf
+    """Seconds that it may take to answer that question."""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.place})" if self.place else self.name
@@ -71,9 +75,14 @@ class Processes:
         self._members: dict[str, Member] = {}
         self._dead: dict[str, Exception] = {}
 
-    def add(self, name: str, actor: Any) -> Any:
-        """Names an actor ("trainer rank 1"). Returns it."""
-        member = Member(name, actor)
+    def add(self, name: str, actor: Any, silence: float = math.inf) -> Any:
+        """Names an actor ("trainer rank 1"). Returns it.
+
+        Args:
+            silence: seconds without a sign of life after which it has failed; not bounded where a call of its own may
+                keep it busy.
+        """
+        member = Member(name, actor, silence=silence)
         self._members[actor._actor_id.hex()] = member
         self._question(member, time.monotonic())
         return actor
@@ -95,7 +104,8 @@ class Processes:
             meanwhile: called each `LOOK_EVERY` seconds of waiting; it may wait itself.
 
         Raises:
-            DeadlineExceeded: not all came in time; says whose did not.
+            DeadlineExceeded: not all came in time; says whose did not. Or a process, one of those that are waited for
+                or another one, gave no sign of life for longer than it may.
             ProcessDied: a process has ended, one of those that are waited for or another one.
             ProcessFailed: a process raised an error that was written for nobody; names those that gave no answer.
             What a process raised, where that was written for the user; as soon as it did.
@@ -125,6 +135,7 @@ class Processes:
                     self._fail(error, reference, pending, what)
                 if reference in pending:
                     pending.remove(reference)
+            self._check_silence(now, what)  # only what had not come either when it was looked for after `now`
         return ray.get(references)
 
     def end(self, references: Sequence[Any], deadline: float) -> list[Any]:
@@ -195,6 +206,14 @@ class Processes:
             if member.question is None and now - member.asked >= every and key not in self._dead:
                 self._question(member, now)
         return [member.question for member in self._members.values() if member.question is not None]
+
+    def _check_silence(self, now: float, what: str) -> None:
+        for member in self._members.values():
+            if member.question is not None and now - member.asked > member.silence:
+                raise DeadlineExceeded(
+                    f"{member} gave no sign of life for {now - member.asked:.0f} s while the run waited for {what}. It "
+                    "hangs, or a hook in it blocks its event loop"
+                )
 
     def _question(self, member: Member, now: float) -> None:
         member.question, member.asked = member.actor.__ray_call__.remote(sign_of_life), now

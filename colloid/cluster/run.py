@@ -40,6 +40,9 @@ DATA_DEADLINE = 3600.0
 STEP_DEADLINE = 24 * 3600.0
 """Seconds for one rollout, training step or save. What can hang inside them has its own, much shorter deadline: a
 request's progress, a collective operation (--distributed-timeout-minutes), a grading."""
+ROLLOUT_SILENCE = DATA_DEADLINE
+"""Seconds without a sign of life after which the rollout actor has failed: so long it may be busy with the data alone.
+All else is done in pieces."""
 CLOSE_DEADLINE = 60.0
 FAILED_CLOSE_DEADLINE = 20.0
 """The same where the run has failed: what waits for a process that is gone does not end by itself."""
@@ -219,7 +222,9 @@ class Run:
             gpus = args.device == "cuda"
             self._utilization = Utilization(args.utilization_interval, gpus, args.run_dir, is_joined())
         self._rollout = self._processes.add(
-            "the rollout actor", ray.remote(RolloutActor).options(**beside_driver()).remote(args)
+            "the rollout actor",
+            ray.remote(RolloutActor).options(**beside_driver()).remote(args),
+            silence=ROLLOUT_SILENCE,
         )
         self.memory = MemoryTurns(
             self._wait,

@@ -15,6 +15,8 @@ EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 LOWEST_PORT = 20000
 """Ray's workers are below."""
 PORT_ATTEMPTS = 100
+NUM_SHARES = 32
+"""Into so many the ports for `lasting_port` are divided."""
 _given: set[int] = set()
 
 
@@ -51,12 +53,14 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def lasting_port(host: str, count: int = 1) -> int:
+def lasting_port(host: str, count: int = 1, share: int = 0) -> int:
     """A free port for a server that binds it only later, minutes from now perhaps: not one of those that the system
-    gives to whoever asks for any. The same process is never given it twice.
+    gives to whoever asks for any. Processes with different shares are never given the same one, and a process is given
+    it twice only after all others of its share.
 
     Args:
         count: so many are free in a row; the first is returned.
+        share: which part of the ports it is from, counted modulo `NUM_SHARES`.
 
     Raises:
         EngineError: there is none.
@@ -65,13 +69,17 @@ def lasting_port(host: str, count: int = 1) -> int:
         first = int(EPHEMERAL_PORTS.read_text().split()[0])
     except OSError:
         first = 32768
+    every = range(LOWEST_PORT, first) if first - LOWEST_PORT > NUM_SHARES * count else range(first, 65000)
+    block = len(every) // NUM_SHARES
+    own = every[block * (share % NUM_SHARES) :][:block]
     taken = {port - below for port in _given for below in range(count)}
-    ports = [port for port in range(LOWEST_PORT, first - count) if port not in taken] or list(range(first, 65000))
+    starts = own[: block - count + 1]
+    ports = [port for port in starts if port not in taken] or starts
     for port in random.sample(ports, min(len(ports), PORT_ATTEMPTS)):
         row = range(port, port + count)
         if all(is_free(host, each) for each in row):
             _given.update(row)
             return port
     raise EngineError(
-        f"no free port for a server on {host}: {PORT_ATTEMPTS} between {ports[0]} and {ports[-1]} are taken"
+        f"no free port for a server on {host}: {min(len(ports), PORT_ATTEMPTS)} from {own[0]} to {own[-1]} are taken"
     )

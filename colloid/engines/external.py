@@ -138,13 +138,13 @@ class AddressFile:
 
     def __init__(self, path: Path, read: Callable[[], Sequence[str]], clock: Callable[[], float]):
         self._path, self._read, self._clock = path, read, clock
-        self._seen = self._stamp()
+        self._seen: tuple[int, int, int] | None = None
 
     def changed(self) -> Sequence[str] | None:
-        """The addresses, once after each change; None: as before, or not settled yet.
+        """The addresses, at first and once after each change; None: as before, or not settled yet.
 
         Raises:
-            ConfigError: the file has changed and cannot be used; said once.
+            ConfigError: the file cannot be used; said once for each change.
         """
         stamp = self._stamp()
         if stamp is None or stamp == self._seen or self._clock() - stamp[0] / 1e9 < SETTLED_SECONDS:

@@ -320,7 +320,7 @@ class Fleet:
             return
         self._watch.step()
         self._pool.step()
-        if self._file is not None:
+        if self._file is not None and not self._pool.num_pauses:
             try:
                 addresses = self._file.changed()
             except ConfigError as error:

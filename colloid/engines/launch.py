@@ -214,13 +214,24 @@ def _launch_embedded(config: EngineConfig, name: str, index: int) -> LaunchedEng
     return LaunchedEngine(process, poll, START_DEADLINE["embedded"], config.api_key)
 
 
+def port_share(config: EngineConfig, index: int) -> int:
+    """Which share of its host's ports (`lasting_port`) an engine's process has: that of its first slot there, which no
+    other engine has, of other models neither. The first share is for all that is no engine.
+    """
+    if config.gpus:
+        return 1 + config.gpus[0]
+    number = config.part.number if config.part is not None else 0
+    return 1 + (config.place[number].slots[0] if config.place else index)
+
+
 def _several_nodes(config: EngineConfig) -> sglang.SeveralNodes | None:
     part = config.part
     return sglang.SeveralNodes(part.number, part.count, part.meeting_point or "") if part else None
 
 
 def _launch_sglang(config: EngineConfig, name: str, index: int) -> LaunchedEngine:
-    server = sglang.plan(config.options, config.model_path, config.host, config.gpus, _several_nodes(config))
+    share = port_share(config, index)
+    server = sglang.plan(config.options, config.model_path, config.host, config.gpus, _several_nodes(config), share)
     log_path = config.log_dir / f"{name}.log"
     log_path.touch(mode=0o600)  # SGLang prints its options, the key among them
     key_file = sglang.write_key(config.log_dir / f"{name}.key.yaml", config.api_key)

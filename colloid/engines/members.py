@@ -72,6 +72,11 @@ class Member:
         return EngineAddress(self.url, self.kind, self.name)
 
     @property
+    def is_here(self) -> bool:
+        """Whether its process is on this host and this run's own."""
+        return self.handle is not None and self.handle.is_here
+
+    @property
     def role(self) -> WorkerRole:
         return REGULAR if self.config is None else self.config.role
 
@@ -149,3 +154,5 @@ class Counts:
     joined: int = 0
     """Engines that ran already and were added while the run went on."""
     left: int = 0
+    """Engines that ran already and were let go, as they are listed no more: after their last requests had ended, or
+    before they served. One that failed while it left is lost."""

@@ -4,13 +4,13 @@
         │           │           │                     ▲
         └───────────┴───────────┴── failed ───────────┘──► another one is started in its place
 
-* starting: its process loads the model; of an engine that runs already: it has not answered yet.
+* starting: its process loads the model; one that runs already has not answered yet, or its address still leaves.
 * joining: it serves, but lacks the current weights.
 * serving: in the router and in the clients' list. Only these get requests.
 * leaving: gets no new requests; what runs there finishes, or is done elsewhere after a deadline.
 
 Invariants:
-* A place has one member that is not gone; an engine is started in it only once the one before has ended.
+* A place has one member that is not leaving or gone; an engine is started in it only once the one before has ended.
 * Nobody is told of a loss before the router has let go of the engine, so what is sent after it meets the others.
 * Without a `Tolerance` the first failure is `failure`, and nothing is replaced.
 
@@ -56,7 +56,7 @@ class Pool:
         self.closed = False
         self._router_up, self._losses, self._cuts = True, 0, 0
         self._expelled: set[str] = set()
-        self._pauses, self._epoch = 0, 0
+        self.num_pauses, self._epoch = 0, 0
         self._holds_starts = False
         self._waiting: list[tuple[int, EngineConfig]] = []
         self._generation: dict[int | str, int] = {}
@@ -124,7 +124,8 @@ class Pool:
                 try:
                     self._services.router.register(member.url, member.role)
                 except EngineError as error:
-                    self.lose(member, str(error))
+                    self._deregister(member)  # it may take it later, when nobody knows what weights it has
+                    self.lose(member, f"cannot be registered: {error}")
                     if self.tolerance is None:
                         raise
                     continue
@@ -154,7 +155,7 @@ class Pool:
             if was is State.SERVING:
                 self._deregister(member)
             self._losses += 1
-            self._cuts += member.handle is None  # a process here is killed, which ends its connections
+            self._cuts += not member.is_here  # a process here is killed, which ends its connections
             self._expelled.discard(member.url)
             self._changed()
         elif was is State.JOINING and isinstance(member.place, int) and self._failed_to_start(member, reason):
@@ -181,11 +182,11 @@ class Pool:
     # ---- time passes
 
     def pause(self) -> None:
-        """Engines may not answer from now on, e.g. while they get weights. Can be nested."""
-        self._pauses, self._epoch = self._pauses + 1, self._epoch + 1
+        """Engines may not answer from now on, e.g. while they get weights; none leaves for good. Can be nested."""
+        self.num_pauses, self._epoch = self.num_pauses + 1, self._epoch + 1
 
     def resume(self) -> None:
-        self._pauses, self._epoch = self._pauses - 1, self._epoch + 1
+        self.num_pauses, self._epoch = self.num_pauses - 1, self._epoch + 1
         for member in self.members:
             member.last_token = self._services.clock()
 
@@ -201,21 +202,21 @@ class Pool:
             handle = member.handle
             if handle is not None and member.state is not State.STARTING and handle.exit_code is not None:
                 self.lose(member, handle.how_it_ended())
-        now = self._services.clock()
+        now, leaving = self._services.clock(), {member.place for member in self.of(State.LEAVING)}
         for member in list(self.members):
             if member.busy or member.next_look > now:
                 continue
-            if member.state is State.SERVING and self.tolerance and not self._pauses:
+            if member.state is State.SERVING and self.tolerance and not self.num_pauses:
                 self._check(member, generates=False)
-            elif member.state is State.STARTING and isinstance(member.place, str):
+            elif member.state is State.STARTING and isinstance(member.place, str) and member.place not in leaving:
                 self._find(member)
-            elif member.state is State.LEAVING:
+            elif member.state is State.LEAVING and not self.num_pauses:
                 self._look_at_leaving(member)
 
     def examine(self, done: Callable[[], None]) -> None:
         """Requests fail: checks all that serve, now, with a request of its own; then calls `done`."""
         self.step()
-        waiting = [] if self._pauses or not self.tolerance else self.of(State.SERVING)
+        waiting = [] if self.num_pauses or not self.tolerance else self.of(State.SERVING)
         if not waiting:
             done()
             return
@@ -245,7 +246,7 @@ class Pool:
             try:
                 self._services.router.register(member.url, member.role)
             except EngineError as error:
-                self.lose(member, str(error))
+                self.lose(member, f"cannot be registered: {error}")
         logger.info("the router %s is back", self._services.router.url)
         self._changed()
 
@@ -363,8 +364,10 @@ class Pool:
             member.next_look = now + min(1.0, RETRY_SECONDS)
             if member.state is not State.LEAVING:
                 return
-            if isinstance(result, ColloidError) or not result or now > member.leave_by + DRAIN_SECONDS:
+            if result == 0:
                 self._gone(member)
+            elif isinstance(result, ColloidError) or now > member.leave_by + DRAIN_SECONDS:
+                self.lose(member, f"does not end its last requests: {result}")
             elif now > member.leave_by and member.url not in self._expelled:
                 logger.warning("%s still has %d requests: they are done elsewhere", member, result)
                 self._expelled.add(member.url)

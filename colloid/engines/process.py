@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,9 @@ class ModuleProcess:
         if _spawner is None:
             _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
         self.module, self.log_path = module, log_path
+        self._stopping = threading.Lock()
+        self._reaping = threading.Lock()  # held for a look, never for a wait
+        self._is_kept = False
         log_path.parent.mkdir(parents=True, exist_ok=True)
         command = [python or sys.executable, "-c", _PREAMBLE, str(os.getpid()), module, *arguments]
         self._process = _spawner.submit(self._spawn, command, {**os.environ, **(environment or {})}).result()
@@ -72,8 +76,9 @@ class ModuleProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; -N where signal N ended it."""
-        return self._process.poll()
+        """None while it runs, or `stop` waits for it; -N where signal N ended it."""
+        with self._reaping:
+            return self._process.returncode if self._is_kept else self._process.poll()
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of its output, for error messages."""
@@ -83,22 +88,30 @@ class ModuleProcess:
 
     def terminate(self) -> None:
         """Asks it to end. Returns at once."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        with self._reaping:
+            if not self._is_kept:  # else it was asked already
+                self._process.terminate()
 
     def stop(self, grace: float = 5.0) -> None:
-        """SIGTERM; SIGKILL after `grace` seconds. Returns when it has ended, and what it started with it."""
-        if self._process.poll() is not None:
-            return
-        self._process.terminate()
-        deadline = time.monotonic() + grace
-        # It is not reaped before its group is killed: so long its id is the group's and nobody else's.
-        while not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.02)
-        os.killpg(self.pid, signal.SIGKILL)
-        try:
-            self._process.wait(KILLED_DEADLINE)
-        except subprocess.TimeoutExpired:  # those that are to be stopped after it still are
-            logger.warning("%s (pid %d) has not ended %g s after SIGKILL", self.module, self.pid, KILLED_DEADLINE)
+        """SIGTERM; SIGKILL after `grace` seconds. Returns when it has ended, and what it started with it. Others may
+        ask for its exit code meanwhile, or stop it as well.
+        """
+        with self._stopping:
+            with self._reaping:
+                if self._process.poll() is not None:
+                    return
+                # It is not reaped before its group is killed: so long its id is the group's and nobody else's.
+                self._is_kept = True
+                os.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + grace
+            while not os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.02)
+            with self._reaping:
+                os.killpg(self.pid, signal.SIGKILL)
+                self._is_kept = False
+            try:
+                self._process.wait(KILLED_DEADLINE)
+            except subprocess.TimeoutExpired:  # those that are to be stopped after it still are
+                logger.warning("%s (pid %d) has not ended %g s after SIGKILL", self.module, self.pid, KILLED_DEADLINE)

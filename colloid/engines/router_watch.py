@@ -28,6 +28,8 @@ class WatchedRouter(Protocol):
 
     def restart(self) -> None: ...
 
+    def stop(self) -> None: ...
+
 
 class RouterWatch:
     """Methods are called from the pool's thread.
@@ -52,7 +54,7 @@ class RouterWatch:
     def step(self) -> None:
         """Looks at it once."""
         tolerance = self._pool.tolerance
-        if self._busy:
+        if self._busy or self._pool.closed:
             return
         if self._router.exit_code is not None:
             self._down(f"ended with {self._router.exit_code}")
@@ -69,6 +71,8 @@ class RouterWatch:
 
     def _answered(self, answers: Any) -> None:
         self._busy = False
+        if self._pool.closed:  # it was stopped
+            return
         self._next_check = self._clock() + self._pool.tolerance.interval
         if answers is not True:
             self._down(f"does not answer its health check in {self._pool.tolerance.timeout:g} s")
@@ -80,7 +84,8 @@ class RouterWatch:
             self._background(self._router.restart, self._restarted)
 
     def _restarted(self, result: Any) -> None:
-        if self._pool.closed:
+        if self._pool.closed:  # the one before was stopped while this one was started
+            self._router.stop()
             return
         if isinstance(result, ColloidError):
             self._failures += 1

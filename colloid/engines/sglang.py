@@ -66,6 +66,7 @@ def plan(
     host: str,
     gpus: Sequence[int] | None,
     nodes: SeveralNodes | None = None,
+    share: int = 0,
 ) -> ServerPlan:
     """What the server's command line and environment are.
 
@@ -73,8 +74,9 @@ def plan(
         options: of the command line, without dashes; `tp-size` counts the ranks of all nodes.
         gpus: numbers of its GPUs on this host; None: the engine is on the CPU.
         nodes: where the engine has several.
+        share: of the host's ports, see `lasting_port`: another for each engine there.
     """
-    port = lasting_port(host)
+    port = lasting_port(host, share=share)
     cpu = gpus is None
     chosen = {"model-path": model_path, "host": host, "port": port, **ALWAYS, **(ON_CPU if cpu else {}), **options}
     ranks = chosen.get("tp-size", 1)

@@ -81,7 +81,7 @@ class RolloutActor:
         api_key = os.environ.get(API_KEY_VARIABLE) or secrets.token_urlsafe(24)
         self._memory = EngineMemory(api_key)
         self._servers = Servers(args, api_key, partial(Fleet, launch=launch), placement)
-        self._servers.start()
+        await asyncio.to_thread(self._servers.start)  # meanwhile this process answers whether it lives
         self._pool = self._servers.policy
         fleet = self._pool.fleet
         addresses = fleet.addresses
@@ -130,9 +130,9 @@ class RolloutActor:
         """Weights are to change. Returns the engines that take them, once requests are as `pause_mode` wants them."""
         if pause_mode in ("abort", "drain"):
             await self._manager.hold_requests(drain=pause_mode == "drain")
-        targets = await self._pool.targets()
+        await self._pool.targets()
         await asyncio.to_thread(self._pool.fleet.pause_checks)
-        return targets
+        return await self._pool.targets()  # those of now: until `end_update` none leaves
 
     async def left_after_failed_update(
         self, engines: list[EngineAddress], words: str, attempt: int
@@ -143,8 +143,8 @@ class RolloutActor:
     async def end_update(self, weight_version: int, engines: list[EngineAddress]) -> None:
         """These engines hold `weight_version`; requests are sent again."""
         await asyncio.to_thread(self._pool.fleet.resume_checks)
-        await self.admit(engines)
         self._manager.release_requests(weight_version)
+        await self.admit(engines)  # a router may take a minute until it knows that one of them hangs
 
     async def joining(self) -> Joining:
         """The engines that lack nothing but the current weights."""

@@ -151,11 +151,12 @@ class EnginePool:
         """
         before = is_released()
         if releases:
+            await asyncio.to_thread(self.fleet.hold_starts, True)
             await self._until_none_starts()
         else:
             await asyncio.to_thread(self.fleet.hold_starts, False)
         while True:
-            engines = await self.targets()
+            engines = await (self._held() if releases else self.targets())
             try:
                 await asyncio.to_thread(change, [engine.url for engine in engines])
                 break
@@ -169,6 +170,16 @@ class EnginePool:
                 before = after
         if before:
             await asyncio.to_thread(self.fleet.hold_starts, True)
+
+    async def _held(self) -> list[EngineAddress]:
+        """The engines that there are while none may be started: perhaps none.
+
+        Raises:
+            EngineError: the fleet cannot go on.
+        """
+        if self.fleet.failure is not None:
+            raise self.fleet.failure
+        return await asyncio.to_thread(lambda: self.fleet.addresses)
 
     async def metrics(self) -> dict[str, float]:
         """Of the run so far; empty where engines neither are replaced nor come and go."""

@@ -2,154 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from pathlib import Path
+from contextlib import nullcontext
 
 import pytest
 
-from colloid.engines.control import EngineAddress
 from colloid.engines.health import Health, Verdict
-from colloid.engines.launch import EngineConfig
-from colloid.engines.members import PoolView, Services, State, Tolerance
-from colloid.engines.pool import DRAIN_SECONDS, MAX_START_FAILURES, MAX_STRIKES, RETRY_SECONDS, Pool
-from colloid.engines.router_watch import MAX_RESTART_FAILURES, RouterWatch
+from colloid.engines.members import State, Tolerance
+from colloid.engines.pool import MAX_START_FAILURES, MAX_STRIKES, RETRY_SECONDS
+from colloid.engines.router_watch import MAX_RESTART_FAILURES
 from colloid.errors import EngineError
-
-TOLERANCE = Tolerance(interval=10.0, timeout=5.0, first_wait=2.0)
-HEALTHY = Health(Verdict.HEALTHY)
-
-
-@dataclass
-class Handle:
-    """An engine that is whatever the test says."""
-
-    url: str
-    pid: int = 0
-    log_path: Path = Path("log")
-    exit_code: int | None = None
-    fails: bool = False
-    stopped: bool = False
-
-    def wait_until_ready(self) -> str:
-        if self.fails:
-            raise EngineError(f"{self.url} does not start; the end of its log: out of memory")
-        return self.url
-
-    def how_it_ended(self, when: str = "") -> str:
-        return f"ended with {self.exit_code}"
-
-    def terminate(self) -> None:
-        self.stopped = True
-
-    def stop(self, grace: float = 5.0) -> None:
-        self.stopped = True
-
-
-@dataclass
-class Router:
-    url: str = "http://router"
-    exit_code: int | None = None
-    engines: list[str] = field(default_factory=list)
-    silent: bool = False
-    failures: int = 0
-
-    def register(self, engine_url, role=None):
-        self.engines.append(engine_url)
-
-    def deregister(self, engine_url):
-        self.engines.remove(engine_url)
-
-    def answers(self, timeout):
-        return not self.silent
-
-    def restart(self):
-        if self.failures:
-            self.failures -= 1
-            raise EngineError("no port")
-        self.exit_code, self.silent, self.engines = None, False, []
-
-
-class World:
-    """Everything around a pool. What it runs in the background stands in `work` until `run`."""
-
-    def __init__(
-        self, tolerance: Tolerance | None = TOLERANCE, engines: int = 2, external: tuple[str, ...] = (), **options
-    ):
-        self.now = 100.0
-        self.router = Router()
-        self.handles: list[Handle] = []
-        self.work: list = []
-        self.health: dict[str, Health] = {}
-        self.checked: list[str] = []
-        self.running: dict[str, int] = {}
-        self.missing: set[str] = set()
-        self.views: list[PoolView] = []
-        self.failing_starts = 0
-        self.pool = Pool(
-            Services(
-                launch=self._launch,
-                router=self.router,
-                background=lambda work, done: self.work.append((work, done)),
-                check=self._check,
-                find=self._find,
-                running=lambda engine: self.running.get(engine.url, 0),
-                changed=self.views.append,
-                clock=lambda: self.now,
-            ),
-            tolerance,
-            **options,
-        )
-        for place in range(engines):
-            handle = self._launch(CONFIG, "", place)
-            self.pool.ready(self.pool.add(place, CONFIG, handle), handle.url)
-        for address in external:
-            self.pool.ready(self.pool.add_external(address), address)
-        self.pool.admit([member.name for member in self.pool.members])
-        self.watch = RouterWatch(
-            self.router, self.pool, lambda work, done: self.work.append((work, done)), lambda: self.now
-        )
-
-    def run(self) -> None:
-        """All work that stands in the background, and what follows from it."""
-        while self.work:
-            work, done = self.work.pop(0)
-            try:
-                result = work()
-            except EngineError as error:
-                result = error
-            done(result)
-
-    def pass_time(self, seconds: float = 0.0) -> None:
-        self.now += seconds
-        self.watch.step()
-        self.pool.step()
-        self.run()
-
-    def urls(self, *states: State) -> list[str]:
-        return [member.url for member in self.pool.of(*states)]
-
-    @property
-    def serving(self) -> list[str]:
-        """As clients see it."""
-        return [engine.url for engine in self.views[-1].serving]
-
-    def _launch(self, config, name, index) -> Handle:
-        handle = Handle(f"http://engine{index}-{len(self.handles)}", len(self.handles), fails=self.failing_starts > 0)
-        self.failing_starts -= 1
-        self.handles.append(handle)
-        return handle
-
-    def _check(self, engine: EngineAddress, generates: bool) -> Health:
-        self.checked.append(engine.url)
-        return self.health.get(engine.url, HEALTHY)
-
-    def _find(self, address: str) -> EngineAddress:
-        if address in self.missing:
-            raise EngineError(f"{address}: nobody there")
-        return EngineAddress(address)
-
-
-CONFIG = EngineConfig("model", Path("logs"), "key")
+from tests.fake_pool import HEALTHY, ONE, THREE, TOLERANCE, TWO, World
 
 
 def test_an_engine_that_ended_is_taken_out_before_another_is_started_in_its_place():
@@ -317,6 +179,42 @@ def test_a_router_that_hangs_is_started_again_and_one_that_never_comes_ends_the_
     assert "the router could not be started 3 times in a row" in str(world.pool.failure)
 
 
+def test_a_router_is_not_started_again_once_the_fleet_is_stopped():
+    world = World()
+    world.router.silent = True
+    world.now += TOLERANCE.interval
+    world.watch.step()  # asks it, and meanwhile:
+    world.pool.closed, world.router.stopped = True, True
+    world.run()
+    world.watch.step()
+    assert world.router.stopped and world.watch.restarted == 0
+    world = World()
+    world.router.exit_code = -9
+    world.watch.step()  # starts another, and meanwhile:
+    world.pool.closed, world.router.stopped = True, True
+    world.run()
+    assert world.router.exit_code is None and world.router.stopped, "it came up, and is ended"
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_requests_at_an_engine_that_was_lost_are_cut_where_its_end_may_not_show(is_here):
+    world = World()
+    world.handles[0].exit_code, world.handles[0].is_here = -9, is_here
+    world.pool.step()
+    assert (world.views[-1].losses, world.views[-1].cuts) == (1, 0 if is_here else 1)
+
+
+@pytest.mark.parametrize("tolerance", [None, TOLERANCE], ids=["without tolerance", "with it"])
+def test_an_engine_that_the_router_does_not_take_gets_no_requests_from_it_later(tolerance):
+    world = World(tolerance, engines=0, external=(ONE,))
+    world.pool.follow([ONE, TWO])
+    world.pass_time(RETRY_SECONDS)
+    world.router.slow = TWO
+    with pytest.raises(EngineError) if tolerance is None else nullcontext():
+        world.pool.admit([TWO])
+    assert world.router.engines == world.serving == [ONE]
+
+
 def test_a_replacement_waits_while_the_trainer_has_the_memory():
     world = World()
     world.pool.hold_starts(True)
@@ -326,71 +224,6 @@ def test_a_replacement_waits_while_the_trainer_has_the_memory():
     world.pool.hold_starts(False)
     world.run()
     assert world.urls(State.JOINING) == [world.handles[2].url]
-
-
-ONE, TWO, THREE = (f"http://host:{port}" for port in (1, 2, 3))
-
-
-def test_engines_join_a_list_and_leave_it_once_their_requests_have_ended():
-    world = World(tolerance=None, engines=0, external=(ONE, TWO))
-    world.running[ONE] = 4
-    world.pool.follow([TWO, THREE])
-    assert world.serving == world.router.engines == [TWO]
-    assert [engine.url for engine in world.views[-1].leaving] == [ONE]
-    world.pass_time()
-    assert world.urls(State.JOINING) == [THREE] and world.urls(State.LEAVING) == [ONE]
-    world.pool.admit([THREE])
-    assert world.serving == [TWO, THREE]
-    world.running[ONE] = 0
-    world.pass_time(1.0)
-    assert world.urls(State.LEAVING) == [] and not world.views[-1].leaving
-    assert world.views[-1].losses == 0, "none of its requests failed"
-
-
-def test_a_leaving_engine_that_is_lost_does_not_come_back():
-    world = World(engines=0, external=(ONE, TWO))
-    world.running[ONE] = 1
-    world.pool.follow([TWO])
-    world.pool.lose(world.pool.of(State.LEAVING)[0], "is gone")
-    world.pass_time(RETRY_SECONDS)
-    assert [member.place for member in world.pool.members] == [TWO]
-
-
-def test_requests_that_hold_a_leaving_engine_are_done_elsewhere():
-    world = World(tolerance=None, engines=0, external=(ONE, TWO))
-    world.running[ONE] = 1
-    world.pool.follow([TWO])
-    world.pass_time(DRAIN_SECONDS)
-    assert not world.views[-1].expelled
-    world.pass_time(RETRY_SECONDS)
-    assert world.views[-1].expelled == {ONE} and world.views[-1].losses == 1
-    world.pass_time(DRAIN_SECONDS + RETRY_SECONDS)
-    assert not world.pool.of(State.LEAVING) and not world.views[-1].expelled
-
-
-def test_an_engine_of_the_list_that_does_not_answer_joins_once_it_does():
-    world = World(tolerance=None, engines=0, external=(ONE,))
-    world.missing = {TWO}
-    world.pool.follow([ONE, TWO])
-    for _ in range(3):
-        world.pass_time(RETRY_SECONDS)
-    assert world.urls(State.JOINING) == []
-    world.missing.clear()
-    world.pass_time(RETRY_SECONDS)
-    assert world.urls(State.JOINING) == [TWO]
-    world.pool.follow([ONE])  # and is not wanted any more
-    assert [member.place for member in world.pool.members] == [ONE]
-
-
-def test_an_engine_of_the_list_that_was_lost_comes_back_without_weights():
-    world = World(engines=0, external=(ONE, TWO))
-    world.health[ONE] = Health(Verdict.LOST)
-    world.pass_time(2.0)
-    assert world.serving == [TWO] and world.views[-1].cuts == 1, "what runs there is not ended by anything"
-    world.pass_time(RETRY_SECONDS)
-    assert world.urls(State.JOINING) == [ONE] and world.serving == [TWO]
-    world.pool.admit([f"{ONE}.1"])
-    assert world.serving == [TWO, ONE] and world.pool.counts.replaced == 1
 
 
 def test_what_is_started_while_the_pool_closes_is_ended():
@@ -426,10 +259,12 @@ def test_each_place_has_one_member_at_most_whatever_happens(tolerance):
             elif what == 5:
                 world.router.exit_code = chance.choice([None, 1])
             elif what == 6:
-                world.pool.pause() if chance.random() < 0.5 or not world.pool._pauses else world.pool.resume()
+                world.pool.pause() if chance.random() < 0.5 or not world.pool.num_pauses else world.pool.resume()
             world.pass_time(chance.random() * 8)
             places = [member.place for member in world.pool.of(State.STARTING, State.JOINING, State.SERVING)]
             assert len(places) == len(set(places))
+            urls = world.urls(State.JOINING, State.SERVING, State.LEAVING)
+            assert len(urls) == len(set(urls))
             if world.pool.failure is not None:
                 break
             if world.views[-1].router_up:

@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -83,6 +84,49 @@ def test_stop_ends_what_the_child_has_started_in_turn(tmp_path, sleeper):
     process.stop()
     assert process.exit_code == -signal.SIGTERM
     _wait_until_gone(grandchild)
+
+
+def test_others_may_ask_for_the_exit_code_of_a_process_that_is_stopped_or_stop_it_as_well(tmp_path, sleeper):
+    """Whoever asks for it could reap it: its group would not be killed any more, and the caller be told so."""
+    for _ in range(6):
+        process = ModuleProcess(sleeper, [str(tmp_path / "pid")], tmp_path / "log")
+        done, failed = threading.Event(), []
+
+        def ask(process=process, done=done):
+            while not done.is_set():
+                process.exit_code  # noqa: B018
+
+        def stop(process=process, failed=failed):
+            try:
+                process.stop()
+            except Exception as error:
+                failed.append(error)
+
+        asking, stopping = threading.Thread(target=ask), [threading.Thread(target=stop) for _ in range(2)]
+        for thread in (asking, *stopping):
+            thread.start()
+        process.terminate()
+        for thread in stopping:
+            thread.join(30)
+        done.set()
+        asking.join(30)
+        assert not failed and process.exit_code == -signal.SIGTERM
+
+
+def test_an_exit_code_can_be_asked_for_all_through_a_grace_period(tmp_path, sleeper):
+    (tmp_path / "colloid_test_deaf.py").write_text(
+        f"import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n{SLEEPER}"
+    )
+    process = ModuleProcess("colloid_test_deaf", [str(tmp_path / "pid")], tmp_path / "log")
+    _wait_for_file(tmp_path / "pid")
+    stopping = threading.Thread(target=process.stop, args=(1.0,))
+    stopping.start()
+    asked = 0
+    while stopping.is_alive() and process.exit_code is None:
+        asked += 1
+        time.sleep(0.02)
+    stopping.join(30)
+    assert asked > 5 and process.exit_code == -signal.SIGKILL
 
 
 def test_another_interpreter_can_be_named(tmp_path, sleeper):

@@ -158,7 +158,9 @@ def test_a_list_is_read_again_once_it_has_settled_and_a_wrong_one_is_said_once(t
     listed, now = tmp_path / "engines.txt", [time.time()]
     listed.write_text("host:1\n")
     file = AddressFile(listed, lambda: external_addresses([f"@{listed}"]), lambda: now[0])
+    assert file.changed() is None, "more may follow"
     now[0] += 10
+    assert file.changed() == ("http://host:1",), "it may be another one than was read before the start"
     assert file.changed() is None, "as it was"
     listed.write_text("host:1\nhost:2\n")
     now[0] = listed.stat().st_mtime + SETTLED_SECONDS / 2

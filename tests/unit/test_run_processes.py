@@ -32,6 +32,9 @@ class Worker:
 
 
 class Manager:
+    def pid(self) -> int:
+        return os.getpid()
+
     async def wait(self, seconds: float) -> float:
         import asyncio
 
@@ -124,6 +127,25 @@ def test_a_deadline_names_what_is_missing(run):
     processes, ranks, _ = run
     with pytest.raises(DeadlineExceeded, match=r"for ranks; missing: trainer rank 1 \(pid \d+ on \S+\)$"):
         processes.wait([ranks[0].wait.remote(0), ranks[1].wait.remote(600)], "ranks", 3)
+
+
+def test_one_that_gives_no_sign_of_life_ends_the_wait_for_another_and_a_busy_rank_need_not(run, ray):
+    processes, ranks, _ = run
+    actor = ray.remote(Manager).options(num_cpus=0).remote()
+    pid = ray.get(actor.pid.remote())
+    processes.add("the one that hangs", actor, silence=4.0)
+    busy = ranks[0].wait.remote(600)
+    assert processes.wait([actor.wait.remote(6.0)], "it", 60) == [6.0], "it answers all the while"
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        words = (
+            rf"^the one that hangs \(pid {pid} on \S+\) gave no sign of life for \d+ s while the run waited for rank 0"
+        )
+        with pytest.raises(DeadlineExceeded, match=words):
+            processes.wait([busy], "rank 0", 120, meanwhile=lambda: None)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+        ray.kill(actor)
 
 
 def test_at_the_end_those_that_do_not_answer_are_killed_and_the_others_waited_for(run, ray):

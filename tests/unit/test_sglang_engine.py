@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from colloid.config import sglang_installed
+from colloid.config.placement import Share
 from colloid.config.sglang import sglang_options
-from colloid.engines import sglang
+from colloid.engines import addresses, sglang
 from colloid.engines.addresses import LOWEST_PORT, lasting_port
-from colloid.engines.launch import command_line
+from colloid.engines.launch import EngineConfig, EnginePart, command_line, port_share
 from colloid.errors import WeightSyncError
 from colloid.weights.buckets import make_buckets
 from colloid.weights.check import possible_names
@@ -81,6 +82,39 @@ def test_ports_are_not_those_that_the_system_gives_away():
     assert len(set(ports)) == 20 and all(LOWEST_PORT <= port < first for port in ports)
     rows = [port + step for port in (lasting_port("127.0.0.1", 8) for _ in range(5)) for step in range(8)]
     assert len({*rows, *ports}) == 60 and max(rows) < first
+
+
+def test_processes_that_do_not_know_of_each_other_are_given_different_ports(monkeypatch):
+    def ports(share: int, count: int) -> set[int]:
+        found = set()
+        for _ in range(40):
+            monkeypatch.setattr(addresses, "_given", set())  # as in a process of its own
+            first = lasting_port("127.0.0.1", count, share)
+            found |= set(range(first, first + count))
+        return found
+
+    drawn = [ports(share, count) for share in range(3) for count in (1, sglang.MEETING_PORTS)]
+    of_shares = [drawn[2 * share] | drawn[2 * share + 1] for share in range(3)]
+    assert sum(map(len, of_shares)) == len(set().union(*of_shares))
+
+
+def test_a_port_is_given_again_only_once_all_of_its_share_were(monkeypatch):
+    monkeypatch.setattr(addresses, "_given", set())
+    monkeypatch.setattr(addresses, "is_free", lambda host, port: True)
+    found = [lasting_port("127.0.0.1", share=5) for _ in range(1000)]
+    size = len(set(found))
+    assert 100 < size < 1000 and len(set(found[:size])) == size
+
+
+def test_engines_of_a_node_have_ports_of_their_own_also_those_of_other_models():
+    def share(gpus, place, part=None, index=0):
+        return port_share(EngineConfig("m", Path("logs"), "key", gpus=gpus, place=place, part=part), index)
+
+    assert share((0, 1), (Share(0, (0, 1)),)) != share((2, 3), (Share(0, (2, 3)),))
+    assert share(None, (Share(0, (4,)),)) == 1 + 4
+    wide = (Share(0, (0,)), Share(1, (6,)))
+    assert [share(None, wide, EnginePart(number, 2)) for number in (0, 1)] == [1, 7]
+    assert share(None, (), index=3) == 4
 
 
 def test_the_key_is_in_a_file_of_the_user_alone_and_not_on_the_command_line(tmp_path):
