@@ -32,7 +32,8 @@ from colloid.engines.embedded.memory import keep_freed_memory
 from colloid.engines.embedded.shared_memory import SharedRings
 from colloid.engines.embedded.update_disk import WeightFiles
 from colloid.engines.embedded.update_group import UpdateGroups
-from colloid.weights.senders import SendOptions, make_sender
+from colloid.weights.senders import SendOptions
+from colloid.weights.transports import make_sender
 
 START_SECONDS = 120
 

@@ -36,7 +36,8 @@ from colloid.weights.check import check_weights
 from colloid.weights.export import Exporter
 from colloid.weights.hf_directory import write_hf_directory
 from colloid.weights.hf_loader import HFCheckpoint, load_parameters
-from colloid.weights.senders import NamedTensors, Sent, WeightSender, make_sender
+from colloid.weights.senders import NamedTensors, Sent, WeightSender
+from colloid.weights.transports import make_sender
 
 logger = logging.getLogger(__name__)
 

@@ -96,13 +96,19 @@ class EngineUpdate:
         among: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> list[Future[dict[str, Any]]]:
-        """Calls engines without waiting for them; for `finish`."""
-        return [
-            self._threads.submit(
-                self.engines[index].post, path, payload(index) if callable(payload) else payload, timeout=timeout
-            )
-            for index in (range(len(self.engines)) if among is None else among)
-        ]
+        """Calls engines without waiting for them; for `finish`.
+
+        Args:
+            timeout: seconds at most; no engine has longer than its own.
+        """
+
+        def call(index: int) -> Future[dict[str, Any]]:
+            engine = self.engines[index]
+            body = payload(index) if callable(payload) else payload
+            most = engine.timeout if timeout is None else min(timeout, engine.timeout)
+            return self._threads.submit(engine.post, path, body, timeout=most)
+
+        return [call(index) for index in (range(len(self.engines)) if among is None else among)]
 
     def finish(self, what: str, calls: list[Future[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Waits for calls that were started; like `post`."""

@@ -1,11 +1,4 @@
-"""How weights come to the engines: one interface over all transports.
-
-| transport | mode | how |
-|---|---|---|
-| tensor | full | a file in shared memory, bucket by bucket |
-| gloo, nccl | full | broadcast in a process group of trainer rank 0 and all engines |
-| disk | full | a Hugging Face directory, which the engines read |
-| disk | delta | what changed, in files; the engines apply it to what they hold |
+"""What all transports of weights to the engines have in common (colloid/weights/transports.py lists them).
 
 The same named tensors go through all of them. A sender belongs to the rank that has the tensors.
 """
@@ -84,26 +77,3 @@ class WeightSender(Protocol):
     def close(self) -> None:
         """Gives back what it holds between updates."""
         ...
-
-
-def make_sender(options: SendOptions) -> WeightSender:
-    """The sender that the options ask for."""
-    if options.mode == "delta":
-        from colloid.weights.delta_transport import DeltaSender
-
-        return DeltaSender(options)
-    if options.transport == "disk":
-        from colloid.weights.disk_transport import DiskSender
-
-        return DiskSender(options)
-    if options.transport in ("gloo", "nccl"):
-        from colloid.weights.broadcast_transport import BroadcastSender
-
-        return BroadcastSender(options.transport, options.buffer_size, options.pause_mode)
-    if options.engine == "sglang":
-        from colloid.weights.sglang_tensor import SGLangTensorSender
-
-        return SGLangTensorSender(options.buffer_size, options.pause_mode)
-    from colloid.weights.tensor_transport import TensorSender
-
-    return TensorSender(options.buffer_size, options.pause_mode, keep=options.keep_buffers)

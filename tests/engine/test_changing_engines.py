@@ -19,7 +19,8 @@ from colloid.engines.checksums import tensor_checksum
 from colloid.engines.control import EngineControl
 from colloid.errors import EngineError, WeightSyncError
 from colloid.weights.equality import check_equal
-from colloid.weights.senders import SendOptions, WeightSender, make_sender
+from colloid.weights.senders import SendOptions, WeightSender
+from colloid.weights.transports import make_sender
 from tests.parallel.engine import embedded_engines
 
 pytestmark = pytest.mark.timeout(120)

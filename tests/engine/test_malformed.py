@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from colloid.engines.control import EngineControl
 from colloid.engines.router import Router, RouterConfig
 from colloid.errors import EngineError
-from colloid.weights.senders import SendOptions, make_sender
+from colloid.weights.senders import SendOptions
+from colloid.weights.transports import make_sender
 from tests.engine.conftest import API_KEY
 from tests.engine.malformed import MEMORY, UPDATES, Bad, draw, raw_requests
 from tests.engine.models import prompt_of

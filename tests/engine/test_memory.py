@@ -16,7 +16,8 @@ from colloid.engines.launch import EngineConfig, launch_engine
 from colloid.engines.memory import EngineMemory
 from colloid.errors import EngineError
 from colloid.observe.resident import resident_bytes
-from colloid.weights.senders import SendOptions, make_sender
+from colloid.weights.senders import SendOptions
+from colloid.weights.transports import make_sender
 
 pytestmark = pytest.mark.timeout(120)
 KEY = "key"

@@ -23,7 +23,8 @@ from colloid.engines.delta_files import MANIFEST
 from colloid.errors import EngineError, WeightSyncError
 from colloid.weights import engine_update, ring_writer
 from colloid.weights.equality import check_equal
-from colloid.weights.senders import SendOptions, Sent, WeightSender, make_sender
+from colloid.weights.senders import SendOptions, Sent, WeightSender
+from colloid.weights.transports import make_sender
 from tests.parallel.engine import embedded_engines
 
 pytestmark = pytest.mark.timeout(120)

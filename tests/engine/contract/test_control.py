@@ -13,7 +13,8 @@ from colloid.engines.contract_memory import KV_CACHE, TAGS, WEIGHTS
 from colloid.engines.memory import EngineMemory
 from colloid.weights.buckets import make_buckets
 from colloid.weights.check import check_weights
-from colloid.weights.senders import SendOptions, make_sender
+from colloid.weights.senders import SendOptions
+from colloid.weights.transports import make_sender
 from tests.engine.contract.conftest import KEY, output_log_probs
 
 pytestmark = pytest.mark.timeout(900)  # of the first test, most of it for the start of SGLang

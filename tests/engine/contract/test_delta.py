@@ -6,7 +6,8 @@ import pytest
 from safetensors.torch import load_file
 
 from colloid.weights.check import check_weights
-from colloid.weights.senders import SendOptions, make_sender
+from colloid.weights.senders import SendOptions
+from colloid.weights.transports import make_sender
 
 pytestmark = pytest.mark.timeout(300)
 
