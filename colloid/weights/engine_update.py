@@ -23,6 +23,9 @@ PAUSE_TIMEOUT = 120.0
 CONTINUE_TIMEOUT = 30.0
 """After a failure, which may be that an engine hangs."""
 
+ALREADY_OPEN = "already open"
+"""What SGLang says where an update was begun before and not ended."""
+
 Payload = dict[str, Any] | Callable[[int], dict[str, Any]]
 """The body of a call, or what makes it of an engine's place in the list."""
 
@@ -62,7 +65,7 @@ class EngineUpdate:
         self.version = {"weight_version": str(version)}
         self._pause_mode, self._begins = pause_mode, begins
         self._threads = ThreadPoolExecutor(max(1, len(self.engines)) * calls_at_once, thread_name_prefix="weights")
-        self._begin = 0.0
+        self._begin, self._has_begun = 0.0, False
         self.seconds_paused = 0.0
         """From the first engine's pause until all go on."""
 
@@ -73,11 +76,31 @@ class EngineUpdate:
         try:
             self.finish("pause", self.start("/pause_generation", {"mode": self._pause_mode}, timeout=PAUSE_TIMEOUT))
             if self._begins:
-                self.post("begin", "/begin_weight_update", self.version)
+                self.begin()
         except BaseException as error:
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    def begin(self) -> None:
+        """Has every engine begin an update, and end one that a sender which was killed has left open."""
+        self._has_begun = True
+        try:
+            self.post("begin", "/begin_weight_update", self.version)
+        except WeightSyncError as error:
+            if ALREADY_OPEN not in str(error):
+                raise
+            self.give_up()
+            self.post("begin", "/begin_weight_update", self.version)
+
+    def give_up(self) -> None:
+        """Ends what was begun, after a failure: SGLang would refuse all later updates. An embedded engine refuses this,
+        and generates nothing until it has a complete update.
+        """
+        try:
+            self.finish("end", self.start("/end_weight_update", timeout=CONTINUE_TIMEOUT))
+        except WeightSyncError as refused:
+            logger.debug("%s", refused)
 
     def post(
         self, what: str, path: str, payload: Payload | None = None, among: Sequence[int] | None = None
@@ -133,6 +156,8 @@ class EngineUpdate:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         timeout = PAUSE_TIMEOUT if error is None else CONTINUE_TIMEOUT
+        if error is not None and self._begins and self._has_begun:
+            self.give_up()
         try:
             self.finish("continue", self.start("/continue_generation", timeout=timeout))
         except WeightSyncError as failed:

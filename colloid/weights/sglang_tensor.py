@@ -12,7 +12,6 @@ it when nobody holds it any more, killed processes included. What an update that
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -29,8 +28,6 @@ from colloid.errors import WeightSyncError
 from colloid.weights.buckets import Bucket, make_buckets
 from colloid.weights.engine_update import EngineUpdate, server_facts
 from colloid.weights.senders import NamedTensors, Sent
-
-logger = logging.getLogger(__name__)
 
 SHARED_MEMORY = "/dev/shm"
 
@@ -76,14 +73,11 @@ def num_ranks(engine: EngineControl) -> int:
 @contextmanager
 def open_update(update: EngineUpdate) -> Iterator[None]:
     """Opens the update on all engines, and closes it whatever happens: SGLang refuses a second one beside it."""
-    update.post("begin", "/begin_weight_update")
     try:
+        update.begin()
         yield
     except BaseException:
-        try:
-            update.post("end", "/end_weight_update")
-        except WeightSyncError as failed:  # the first failure says more
-            logger.warning("%s", failed)
+        update.give_up()
         raise
     update.post("end", "/end_weight_update")
 

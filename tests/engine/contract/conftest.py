@@ -58,6 +58,7 @@ class Engine:
     kind: str
     url: str
     model_dir: Path
+    pid: int
 
     @cached_property
     def model(self) -> torch.nn.Module:
@@ -152,7 +153,7 @@ def engine(request, tiny_model_dir, tmp_path_factory):
     )
     launched = launch_engine(config, "engine")
     try:
-        yield Engine(request.param, launched.wait_until_ready(), model_dir)
+        yield Engine(request.param, launched.wait_until_ready(), model_dir, launched.pid)
         assert launched.process.exit_code is None, f"the engine died: {launched.process.log_tail()}"
     finally:
         launched.process.stop()
@@ -167,7 +168,7 @@ def front(request, engine, tmp_path_factory):
     router = Router(RouterConfig(kind=request.param), KEY, tmp_path_factory.mktemp("router"))
     try:
         router.register(engine.url)
-        yield BehindRouter(engine.kind, router.url, engine.model_dir, engine.url)
+        yield BehindRouter(engine.kind, router.url, engine.model_dir, engine.pid, engine.url)
     finally:
         router.stop()
 
