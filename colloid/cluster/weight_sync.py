@@ -98,9 +98,13 @@ class WeightSync:
             if self._checks:
                 self._wait(self._calls("check_weights", joining.engines), "the weights of new engines to be compared")
         except WeightSyncError as error:
+            lost = [engine for engine in joining.engines if engine.is_named_in(str(error))] or joining.engines
             if not self._tolerates:
-                raise
-            lost = [engine for engine in joining.engines if engine.url in str(error)] or joining.engines
+                there = self._wait([self._rollout.joining.remote()], "the list of engines")[0].engines
+                if any(engine in there for engine in lost):
+                    raise
+                logger.warning("%s; taken out of the list meanwhile", error)
+                return
             self._wait([self._rollout.drop.remote(lost, str(error))], "new engines to be taken out")
             return
         self._wait([self._rollout.admit.remote(joining.engines)], "new engines to be registered")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,10 @@ class EngineAddress:
     """`embedded` or `sglang`: they take weights in different ways."""
     name: str = ""
     """Among those of the run: a replacement has another one, whatever its address."""
+
+    def is_named_in(self, words: str) -> bool:
+        """Whether an error speaks of it: its address is there, and no longer one that begins so."""
+        return re.search(re.escape(self.url) + r"(?!\d)", words) is not None
 
 
 class EngineControl:

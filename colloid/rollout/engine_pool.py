@@ -132,7 +132,7 @@ class EnginePool:
         """
         blamed = await asyncio.to_thread(self.fleet.drop_silent, engines)
         if not blamed and attempt > 1:
-            named = [engine for engine in engines if engine.url in words]
+            named = [engine for engine in engines if engine.is_named_in(words)]
             if named and len(named) < len(engines):
                 await asyncio.to_thread(self.fleet.drop, named, f"does not take weights: {words[:1000]}")
                 blamed = named

@@ -188,6 +188,24 @@ def test_of_two_that_join_the_one_that_fails_is_taken_out_and_the_other_sent_the
     assert rollout.engines == rollout.serving == [ONE, THREE]
 
 
+def test_one_that_was_taken_out_of_the_list_while_it_was_sent_them_ends_no_run(monkeypatch):
+    sync, rollout, dead, _ = world(ONE, tolerates=False)
+    sync.sync()
+    rollout.engines.append(TWO)
+    dead.add(TWO)
+    with pytest.raises(WeightSyncError, match="engine:2 did not answer"):
+        sync.serve_joining()
+    listed = [Joining([TWO], 1), Joining([], 1)]
+    monkeypatch.setattr(Rollout, "_joining", lambda _self: listed.pop(0))
+    sync.serve_joining()
+    assert not listed and rollout.serving == [ONE]
+
+
+def test_an_address_is_not_found_in_a_longer_one():
+    assert ONE.is_named_in("POST http://engine:1/generate: gone") and ONE.is_named_in("http://engine:1")
+    assert not ONE.is_named_in("POST http://engine:12/generate: gone")
+
+
 class ComparingRank(Rank):
     """Comparisons fill SGLang's weights with random values, and leave them so where an engine fails meanwhile.
 
