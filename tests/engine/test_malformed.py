@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 from collections import Counter
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_what_is_not_http_harms_no_one(server, closes):
         if closes:
             connection.shutdown(socket.SHUT_WR)
             answer = connection.recv(4096)
-            assert not answer or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (data[:80], answer[:200])
+            assert not answer or re.match(rb"HTTP/\d\.\d 4", answer), (data[:80], answer[:200])
             connection.close()
         else:
             left.append(connection)
