@@ -110,4 +110,4 @@ def _prompt(payload: dict[str, Any]) -> Any:
     ids, text = payload.get("input_ids"), payload.get("text")
     if ids is None:
         return text if isinstance(text, str) else None
-    return tuple(ids) if all(isinstance(each, int) for each in ids) else None
+    return None if list in set(map(type, ids)) else tuple(ids)
