@@ -94,8 +94,8 @@ class Engine:
         return self.post("/generate", {**source, "sampling_params": params, "return_logprob": True, **(body or {})})
 
     def long(self, rid: str, **body: Any) -> Background:
-        """A request of 2,000 tokens that runs when this returns."""
-        params = {"max_new_tokens": 2000, "ignore_eos": True}
+        """A request of 4,000 tokens that runs when this returns."""
+        params = {"max_new_tokens": 4000, "ignore_eos": True}
         request = Background(
             self, {"input_ids": [5, 6, 7], "sampling_params": params, "rid": rid, "return_logprob": True, **body}
         )

@@ -64,7 +64,7 @@ def test_an_abort_by_id_answers_with_the_tokens_so_far(engine):
     engine.post("/abort_request", {"rid": "to abort"})
     meta = request.result["meta_info"]
     assert meta["finish_reason"]["type"] == "abort"
-    assert 0 < len(request.result["output_ids"]) == len(meta["output_token_logprobs"]) < 2000
+    assert 0 < len(request.result["output_ids"]) == len(meta["output_token_logprobs"]) < 4000
 
 
 def test_abort_all(engine):
